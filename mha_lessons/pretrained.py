@@ -20,9 +20,7 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.attention = MultiHeadAttention(D_MODEL, NUM_HEADS)
         self.attention_norm = nn.LayerNorm(D_MODEL, eps=1e-12)
-        self.mlp = nn.Sequential(
-            nn.Linear(D_MODEL, 4 * D_MODEL), nn.GELU(), nn.Linear(4 * D_MODEL, D_MODEL)
-        )
+        self.mlp = nn.Sequential(nn.Linear(D_MODEL, 4 * D_MODEL), nn.GELU(), nn.Linear(4 * D_MODEL, D_MODEL))
         self.mlp_norm = nn.LayerNorm(D_MODEL, eps=1e-12)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,7 +36,8 @@ class MiniLM(nn.Module):
     ``MiniLM.load()`` makes it with its trained weights, frozen. ``layers[3].attention`` is a ``MultiHeadAttention``;
     applied to ``layer_inputs(tokens)[3]`` it gives that layer's weights. Layers and heads count from 0.
 
-    Source: Wang et al.: MiniLM (2020); Reimers and Gurevych: Sentence-BERT (2019).
+    Source: Devlin et al.: BERT (2019); Wang et al.: MiniLM (2020); Reimers and Gurevych: Sentence-BERT (2019).
+    Oracle: ``torch.nn.TransformerEncoderLayer`` for a layer.
     """
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
@@ -59,8 +58,7 @@ class MiniLM(nn.Module):
             FileNotFoundError, ValueError: its files under data/ are missing or damaged.
         """
         weights, vocabulary = load_minilm()
-        # On the meta device nothing is allocated or drawn, so a lesson's random numbers stay as they were.
-        with torch.device("meta"):
+        with torch.random.fork_rng(devices=[]):  # a new module draws; a lesson's seed must not notice
             model = cls(vocabulary)
         model.load_state_dict({_our_name(name): weight for name, weight in weights.items()}, assign=True)
         return model.eval().requires_grad_(False)
@@ -93,8 +91,8 @@ class MiniLM(nn.Module):
     def embed(self, tokens: Sequence[str]) -> Tensor:
         """Look up what each token means by itself, without its position: the same token, the same vector.
 
-        The vectors have passed the model's own first LayerNorm, as they do inside it: raw rows are so short (length
-        about 1.2) that untrained projections would see hardly any difference between them.
+        The vectors have passed the model's own first LayerNorm, as they do inside it. The raw rows are so short,
+        about 1.1, that untrained projections would give nearly uniform weights.
 
         Args:
             tokens: n pieces of the vocabulary.
@@ -103,6 +101,7 @@ class MiniLM(nn.Module):
             (n e) float32.
 
         Raises:
+            TypeError: a sentence came in place of tokens.
             ValueError: a token is not in the vocabulary.
         """
         return self.norm(self._look_up(tokens))
@@ -121,6 +120,7 @@ class MiniLM(nn.Module):
             the last layer's output (1 n e), and the weights (1 h i j) of each of the 6 layers.
 
         Raises:
+            TypeError: a sentence came in place of tokens.
             ValueError: a token is not in the vocabulary, or there are none or more than 64.
         """
         states, weights = self._run(tokens)
@@ -128,9 +128,10 @@ class MiniLM(nn.Module):
 
     def _run(self, tokens: Sequence[str]) -> tuple[list[Tensor], list[Tensor]]:
         """Every state from the first layer's input to the last one's output, and every layer's weights."""
+        content = self._look_up(tokens)
         if not 1 <= len(tokens) <= MAX_TOKENS:
             raise ValueError(f"{len(tokens)} tokens came; expected 1 to {MAX_TOKENS}")
-        states, all_weights = [self.norm(self._look_up(tokens) + self.positions.weight[: len(tokens)])[None]], []
+        states, all_weights = [self.norm(content + self.positions.weight[: len(tokens)])[None]], []
         for layer in self.layers:
             x, weights = layer(states[-1])
             states.append(x)
@@ -177,7 +178,8 @@ def _spaced(char: str) -> str:
     if category.startswith("C") or category == "Mn" or char == "\ufffd":
         return ""
     is_sign = category.startswith("P") or char in "$+<=>^`|~"  # BERT counts all of ASCII's signs as punctuation
-    return f" {char} " if is_sign or unicodedata.name(char, "").startswith("CJK ") else char
+    is_ideograph = unicodedata.name(char, "").startswith(("CJK UNIFIED", "CJK COMPAT"))
+    return f" {char} " if is_sign or is_ideograph else char
 
 
 def _our_name(name: str) -> str:

@@ -1,0 +1,128 @@
+"""What every explorer is made of: controls, a pure draw function, panels that show what it returns, and a message.
+
+To write an explorer: a function ``draw(**values)`` that takes the controls' values by name and returns a state (any
+object with a ``summary``, one line of numbers, and a ``note``, words for the reader or ""), and panels that show
+such a state. A combination that cannot be raises ``CannotBeError`` with the reason.
+"""
+
+import base64
+import html
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import ipywidgets as widgets
+from matplotlib.figure import Figure
+
+from mha_lessons import plots
+from mha_lessons.attention_view import AttentionView
+
+
+class CannotBeError(ValueError):
+    """The controls stand at a combination that does not exist; the text tells the reader why and what to change."""
+
+
+class Panel(Protocol):
+    """A part of an explorer that shows a state."""
+
+    widget: widgets.DOMWidget
+
+    def update(self, state: Any) -> None:
+        """Show the state in the widget."""
+
+    def picture(self, state: Any) -> bytes:
+        """The same as a PNG, for readers without a kernel."""
+
+
+class WeightsPanel:
+    """Shows ``state.weights`` (h i j) with ``state.queries`` and ``state.keys`` in an ``AttentionView``."""
+
+    def __init__(self, head_names: Sequence[str] | None = None) -> None:
+        self.head_names = head_names
+        self.widget = AttentionView([[[0.0]]])  # until the first update
+
+    def update(self, state: Any) -> None:
+        self.widget.show(state.weights, state.queries, state.keys, head_names=self.head_names)
+
+    def picture(self, state: Any) -> bytes:
+        return plots.png(plots.attention_grid(state.weights, state.queries, state.keys, head_names=self.head_names))
+
+
+class FigurePanel:
+    """Shows one matplotlib Figure that lives as long as the explorer; ``redraw(state)`` moves its artists."""
+
+    def __init__(self, fig: Figure, redraw: Callable[[Any], None]) -> None:
+        self.figure, self.redraw = fig, redraw
+        self.widget = widgets.Image(format="png", layout={"max_width": "100%", "object_fit": "contain"})
+
+    def update(self, state: Any) -> None:
+        self.widget.value = self.picture(state)
+
+    def picture(self, state: Any) -> bytes:
+        self.redraw(state)
+        return plots.png(self.figure)
+
+
+class Explorer(widgets.VBox):
+    """Controls above the panels that they redraw.
+
+    Args:
+        name: what it is called in one or two words, for its text form.
+        controls: ipywidgets controls by the name of ``draw``'s parameter.
+        draw: a pure function of the controls' values; returns the state that the panels show.
+        panels: what shows it, from left to right.
+        alt: a sentence on what the picture of the first state shows.
+
+    Attributes:
+        controls: the controls by name, so that a test can move them.
+        state: what ``draw`` returned last.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        controls: dict[str, widgets.ValueWidget],
+        draw: Callable[..., Any],
+        panels: Sequence[Panel],
+        *,
+        alt: str,
+    ) -> None:
+        self.name, self.controls, self.draw, self.panels, self.alt = name, controls, draw, panels, alt
+        self.state: Any = None
+        self.message = widgets.HTML(layout={"min_height": "2em"})
+        for control in controls.values():
+            control.style.description_width = "initial"
+            control.observe(lambda _: self.refresh(), names="value")
+        control_row = widgets.HBox(list(controls.values()), layout={"flex_flow": "row wrap"})
+        picture_row = widgets.HBox([panel.widget for panel in panels], layout={"flex_flow": "row wrap"})
+        super().__init__([control_row, self.message, picture_row] if controls else [picture_row])
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Draw what the controls say and show it; a failure is shown in words, and raised for whoever listens.
+
+        Jupyter swallows what a callback raises, so without the words a reader would see a picture that stands still.
+        """
+        try:
+            self.state = self.draw(**{name: control.value for name, control in self.controls.items()})
+            for panel in self.panels:
+                panel.update(self.state)
+        except CannotBeError as reason:
+            self._say(f"Cannot be: {reason}")
+        except Exception as error:
+            self._say(f"This explorer failed, and shows an old picture: {type(error).__name__}: {error}")
+            raise
+        else:
+            self._say(self.state.note)
+
+    def _say(self, words: str) -> None:
+        self.message.value = f'<div role="status">{html.escape(words)}</div>'
+
+    def __repr__(self) -> str:
+        # A widget's text form is cut at 110 characters; strict nbval compares it.
+        return f"{self.name}: {self.state.summary}"[:110]
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        data = super()._repr_mimebundle_(**kwargs)
+        picture = plots.stacked([panel.picture(self.state) for panel in self.panels])
+        data["image/png"] = base64.b64encode(picture).decode("ascii")
+        return data, {"image/png": {"alt": self.alt}}

@@ -1,0 +1,68 @@
+"""The pictures stored in the notebooks, which nbval skips: redrawn ones must look the same, none may be blank."""
+
+import base64
+import io
+
+import numpy as np
+from PIL import Image
+
+from tests.notebooks.execute import tags
+
+TOLERANCE = 3.0  # grey levels of 255, on average; fonts and rounding move single pixels
+
+
+def pictures(cell):
+    """Every PNG among a cell's outputs, as (height width 3) numbers."""
+    encoded = [output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {})]
+    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB"), dtype=float) for png in encoded]
+
+
+def difference(one: np.ndarray, other: np.ndarray) -> float:
+    """The average difference in grey levels; infinite where the sizes differ."""
+    return float(np.abs(one - other).mean()) if one.shape == other.shape else float("inf")
+
+
+def is_blank(picture: np.ndarray) -> bool:
+    """Whether the middle of the picture, where axes have their content, is all of one colour."""
+    height, width, _ = picture.shape
+    middle = picture[height // 8 : -height // 8, width // 8 : -width // 8]
+    return bool(middle.std(axis=(0, 1)).max() < 1.0)
+
+
+def test_redrawn_figures_equal_the_stored_ones(notebook, swept):
+    redrawn = {cell.id: cell for cell in swept.cells}
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        stored, new = pictures(cell), pictures(redrawn[cell.id])
+        assert len(stored) == len(new), f"{cell.id}: {len(stored)} pictures are stored, a run draws {len(new)}"
+        for number, (one, other) in enumerate(zip(stored, new, strict=True)):
+            assert not is_blank(one), f"{cell.id}: stored picture {number} is blank"
+            assert not is_blank(other), f"{cell.id}: picture {number} is blank"
+            if "measured" not in tags(cell):
+                assert difference(one, other) < TOLERANCE, f"{cell.id}: picture {number} differs from the stored one"
+
+
+def test_every_figure_has_words(notebook):
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                alt = output.metadata.get("image/png", {}).get("alt", "")
+                assert len(alt.split()) >= 5, f"{cell.id}: a picture without words; use plots.show(fig, alt=...)"
+
+
+def test_the_comparison_sees_a_moved_line_and_a_blank_plot():
+    from mha_lessons import plots
+
+    def drawn(heights, alt="a"):
+        fig, ax = plots.figure(width=4, height=3)
+        if heights:
+            ax.bar(range(3), heights)
+        else:
+            ax.set_axis_off()
+        return np.asarray(Image.open(io.BytesIO(plots.png(fig))).convert("RGB"), dtype=float)
+
+    assert difference(drawn([1, 2, 3]), drawn([1, 2, 3])) == 0
+    assert difference(drawn([1, 2, 3]), drawn([1, 3, 2])) > TOLERANCE
+    assert is_blank(drawn([]))
+    assert not is_blank(drawn([1, 2, 3]))

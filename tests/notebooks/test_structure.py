@@ -1,0 +1,171 @@
+"""What is true of every lesson's file: the template's order, its limits, and how outputs are stored."""
+
+import re
+
+import nbformat
+import pytest
+
+from tests.notebooks.execute import METADATA, WIDGET_VIEW, tags
+
+ORDER = ("title", "setup", "predict", "widget", "pitfall", "exercise", "summary")
+KNOWN = {*ORDER, "check", "answer", "notes", "measured"}
+SLIDE_TYPES = {"slide", "subslide", "fragment", "skip", "notes", "-"}
+MOST_CELLS, MOST_LINES, MOST_SETUP_LINES = 45, 12, 6
+FORBIDDEN = {
+    r"^\s*[%!]": "a magic or a shell command",
+    r";\s*$": "a semicolon at the end of a line",
+    r"\binteract(ive)?\(|\bOutput\(": "interact, interactive or Output, which swallow errors",
+    r"\bsys\.path\b": "sys.path",
+    r"\bpyplot\b": "pyplot; use plots.figure",
+}
+
+
+def code(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def lines(cell):
+    return [line for line in cell.source.splitlines() if line.strip()]
+
+
+def faults(notebook) -> list[str]:
+    """Everything about the file that is not as it must be, a sentence each."""
+    return [
+        *_file_faults(notebook),
+        *_order_faults(notebook),
+        *(f"{cell.id}: {fault}" for cell in notebook.cells for fault in _cell_faults(cell)),
+        *(f"{cell.id}: {fault}" for cell in code(notebook) for fault in _code_faults(cell)),
+        *(f"{cell.id}: {fault}" for cell in code(notebook) for fault in _output_faults(cell)),
+    ]
+
+
+def _file_faults(notebook):
+    if notebook.metadata != METADATA:
+        yield f"the metadata are {notebook.metadata}; expected {METADATA}: run `python run.py notebooks`"
+    counts = [cell.execution_count for cell in code(notebook)]
+    if counts != list(range(1, len(counts) + 1)):
+        yield f"execution counts are {counts}: run `python run.py notebooks`"
+    ids = [cell.id for cell in notebook.cells]
+    if len(set(ids)) < len(ids):
+        yield "cell ids repeat"
+
+
+def _order_faults(notebook):
+    cells = notebook.cells
+    counted = [cell for cell in cells if not tags(cell) & {"notes", "answer"}]
+    if len(counted) > MOST_CELLS:
+        yield f"{len(counted)} cells beside notes and answers; expected at most {MOST_CELLS}"
+    tagged = {tag: [i for i, cell in enumerate(cells) if tag in tags(cell)] for tag in KNOWN}
+    missing = [tag for tag in (*ORDER, "notes") if not tagged[tag]]
+    if missing:
+        yield f"no cell is tagged {missing}"
+        return
+    if (
+        tagged["title"] != [0]
+        or tagged["summary"] != [len(cells) - 1]
+        or code(notebook)[0] is not cells[tagged["setup"][0]]
+    ):
+        yield "the first cell is the title, the first code cell the set-up, the last cell the summary"
+    firsts = [tagged[tag][0] for tag in ORDER if tag != "widget"]
+    explorer_is_placed = any(tagged["predict"][0] < place < tagged["exercise"][0] for place in tagged["widget"])
+    if firsts != sorted(firsts) or not explorer_is_placed:
+        yield f"the parts are out of order; expected {ORDER}"
+    if not re.match(r"# \d+\. .+\?$", cells[0].source.splitlines()[0]):
+        yield "the title is no numbered question"
+    if not 3 <= len(tagged["predict"]) <= 12:
+        yield f"{len(tagged['predict'])} predictions; expected at least three"
+    for place in tagged["predict"]:
+        following = next(cell for cell in cells[place:] if cell.cell_type == "code" and cell.outputs)
+        if not following.metadata.get("jupyter", {}).get("outputs_hidden"):
+            yield f"{following.id}: the answer to the prediction in {cells[place].id} is not folded"
+
+
+def _cell_faults(cell):
+    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", cell.id) or re.fullmatch(r"[0-9a-f]{8}", cell.id):
+        yield "its id is no words joined by hyphens"
+    if tags(cell) - KNOWN:
+        yield f"unknown tags {tags(cell) - KNOWN}"
+    if cell.metadata.get("slideshow", {}).get("slide_type") not in SLIDE_TYPES:
+        yield "no slide type"
+    if "notes" in tags(cell) and (cell.cell_type != "markdown" or "minutes" not in cell.source):
+        yield "a lecturer's cell is text that says how many minutes"
+    if "nbval-ignore" in str(cell.metadata).lower() or "NBVAL_" in cell.source:
+        yield "hidden from nbval"
+
+
+def _code_faults(cell):
+    for pattern, what in FORBIDDEN.items():
+        if re.search(pattern, cell.source, flags=re.MULTILINE):
+            yield f"holds {what}"
+    most = MOST_SETUP_LINES if "setup" in tags(cell) else MOST_LINES
+    if len(lines(cell)) > most and "answer" not in tags(cell):
+        yield f"{len(lines(cell))} lines; expected at most {most}"
+    if "answer" in tags(cell) and not cell.metadata.get("jupyter", {}).get("source_hidden"):
+        yield "an answer that is not folded"
+    if "widget" in tags(cell) and not re.match(r"explore\.\w+\(", cell.source):
+        yield "a widget cell is one call of explore"
+    shows = re.search(r"^(print|plots\.show|checks\.|explore\.)", cell.source, flags=re.MULTILINE)
+    if shows and not cell.outputs:
+        yield "shows something, but no output is stored"
+
+
+def _output_faults(cell):
+    for output in cell.outputs:
+        text = str({k: v for k, v in output.get("data", {}).items() if k != "image/png"}) + output.get("text", "")
+        if output.output_type == "error" or output.get("name") == "stderr":
+            yield f"stores an error: {output}"
+        if WIDGET_VIEW in output.get("data", {}):
+            yield "stores the id of a widget that exists no more"
+        if re.search(r"-0\.0*(?![0-9])", text):
+            yield "shows -0.0"
+        if re.search(r"0x[0-9a-f]{6,}|/(home|root|work|tmp|Users)/", text):
+            yield "shows an address or a path of one machine"
+        if any("timestamp" in key or "iopub" in key for key in [*output.get("metadata", {}), *cell.metadata]):
+            yield "stores a time"
+
+
+def test_the_lesson_follows_the_template(notebook):
+    nbformat.validate(notebook)
+    assert faults(notebook) == []
+
+
+def _tagged(notebook, tag):
+    return next(cell for cell in notebook.cells if tag in tags(cell))
+
+
+def _folded(notebook):
+    return next(cell for cell in code(notebook) if cell.metadata.get("jupyter", {}).get("outputs_hidden"))
+
+
+# Each takes a sound notebook and its first cell that prints, and spoils one thing.
+PLANTED = {
+    "widget state": lambda notebook, cell: notebook.metadata.update(widgets={}),
+    "kernel of one machine": lambda notebook, cell: notebook.metadata.kernelspec.update(name="conda-env-mine-py"),
+    "run out of order": lambda notebook, cell: cell.update(execution_count=99),
+    "never run": lambda notebook, cell: cell.update(execution_count=None, outputs=[]),
+    "no stored output": lambda notebook, cell: cell.update(outputs=[]),
+    "stored error": lambda notebook, cell: cell.update(
+        outputs=[nbformat.v4.new_output("error", ename="E", evalue="e", traceback=[])]
+    ),
+    "stored warning": lambda notebook, cell: cell.update(
+        outputs=[nbformat.v4.new_output("stream", name="stderr", text="w")]
+    ),
+    "minus zero": lambda notebook, cell: cell.update(outputs=[nbformat.v4.new_output("stream", text="-0.00\n")]),
+    "a path": lambda notebook, cell: cell.update(outputs=[nbformat.v4.new_output("stream", text="/home/me\n")]),
+    "exercise before pitfall": lambda notebook, cell: notebook.cells.insert(3, _tagged(notebook, "exercise")),
+    "long cell": lambda notebook, cell: cell.update(source=cell.source + "\npass" * 13),
+    "interact": lambda notebook, cell: cell.update(source="widgets.interact(f)"),
+    "magic": lambda notebook, cell: cell.update(source="%timeit f()"),
+    "hidden from nbval": lambda notebook, cell: cell.update(source="# NBVAL_IGNORE_OUTPUT\n" + cell.source),
+    "random id": lambda notebook, cell: cell.update(id="0a1b2c3d"),
+    "unknown tag": lambda notebook, cell: cell.metadata.update(tags=["raises-exception"]),
+    "open answer": lambda notebook, cell: _tagged(notebook, "answer").metadata.pop("jupyter"),
+    "unfolded prediction": lambda notebook, cell: _folded(notebook).metadata.pop("jupyter"),
+    "no slide type": lambda notebook, cell: cell.metadata.pop("slideshow"),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_seen(notebook, fault):
+    PLANTED[fault](notebook, next(cell for cell in code(notebook) if "print(" in cell.source))
+    assert faults(notebook) != []
