@@ -1,7 +1,7 @@
 """The real data of the lessons: digits, photographs, and what two pretrained models learned.
 
-Every file lies in the checkout's ``data/`` folder, whose README gives source, licence and shapes. A file is read
-once, its sha256 compared with the table below, and only then decoded: a lesson never runs on a damaged file.
+Every file lies in the checkout's ``data/`` folder, whose README gives source, licence and shapes. A file's
+sha256 is compared with the table below before it is decoded: a lesson never runs on a damaged file.
 """
 
 import hashlib

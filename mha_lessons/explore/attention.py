@@ -11,14 +11,15 @@ import torch
 from mha_lessons import plots
 from mha_lessons.attention import MultiHeadAttention, scaled_dot_product_attention, split_heads
 from mha_lessons.explore.explorer import CannotBeError, Explorer, FigurePanel, WeightsPanel
-from mha_lessons.pretrained import MiniLM
+from mha_lessons.pretrained import D_MODEL, MiniLM
 
 SENTENCES = (
     "The animal didn't cross the street because it was too tired",
     "The animal didn't cross the street because it was too wide",
     "The street was not crossed by the animal because it was too tired",
-    "The river bank was green and the bank was closed",
-    "Time flies like an arrow",
+    "She gave him the book because he asked for it",
+    "The dog saw the cat, and then the cat saw the dog",
+    "The old man the boat",
 )
 PRETRAINED_LAYER = 3
 
@@ -71,8 +72,9 @@ def draw_sentence(
                 f"{num_heads} of {d_k}. Set heads to {layer.num_heads} and d_k to {layer.d_k}, or switch it off."
             )
     else:
-        x = model.embed(tokens)
-        layer = _untrained_layer(x.shape[-1], num_heads, d_k)
+        # Unit variance, as Xavier's matrices expect; the scores of an untrained layer are all alike otherwise.
+        x = torch.nn.functional.layer_norm(model.embed(tokens), (D_MODEL,))
+        layer = _untrained_layer(D_MODEL, num_heads, d_k)
     q, k, v = (split_heads(project(x), num_heads) for project in (layer.q_proj, layer.k_proj, layer.v_proj))
     _, weights = scaled_dot_product_attention(q, k, v, scale=d_k**-0.5 / temperature)
     kind = "pretrained" if pretrained else "untrained"

@@ -50,7 +50,7 @@ def test_temperature_goes_from_even_to_hard():
 
 
 def test_a_short_sentence_says_so():
-    assert "7 tokens" in draw_sentence("The river bank was green", 1, 2, 16, 1.0, False).note
+    assert "7 tokens" in draw_sentence("The old man the boat", 1, 2, 16, 1.0, False).note
 
 
 def test_drawing_leaves_the_random_state_alone():
