@@ -1,0 +1,287 @@
+"""How an answer is checked: several inputs, an oracle, and well-known mistakes that are recognised by trying them.
+
+To add an exercise, write its oracle in the file here that bears the name of the maths module, and hand the name on
+in ``__init__.py``. The tests find it there; they need no change.
+
+    @exercise(
+        axes="... i d, ... j d -> ... i j",
+        inputs=lambda normal: [
+            (normal(3, 4), normal(5, 4)),
+            (normal(2, 3, 4, 8), normal(2, 3, 6, 8)),
+        ],
+        mistakes=[
+            (lambda q, k: q @ k.mT, "Your scores are not scaled: they grow with d_k. Divide them by √d_k."),
+        ],
+    )
+    def scores(q, k):
+        \"\"\"The task, which the learner reads as ``checks.scores?``.\"\"\"
+        return q @ k.mT / q.shape[-1] ** 0.5
+
+- ``axes`` names the axes of each argument and of each result by the letters of ``shapes.py``. A whole number
+  that is an argument is named by the letter that it sets, as in ``"b n e, h -> b h n d"``; ``_`` stands for any other.
+- ``inputs`` gets ``normal(*shape)``, which draws seeded float64 numbers, and returns a list of argument tuples, the
+  plainest first. Let sizes differ within a case (i != j, h != n), let axes lead in some, and add a square case
+  where only a square one shows a mistake.
+- ``mistakes`` pairs a wrong answer with the sentence that names the mistake, its symptom and what to do. It is
+  recognised when the learner's results equal its results on every input, so each must differ from the oracle
+  and from all others on at least one (the tests hold this). It may raise where the learner's function would.
+"""
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from mha_lessons.checks import complaints
+from mha_lessons.checks.report import Report
+from mha_lessons.shapes import check_shape
+
+
+def exercise(*, axes: str, inputs: Callable, mistakes: list[tuple[Callable, str]]) -> Callable:
+    """Turn an oracle into the public check ``name(candidate) -> Report`` with the oracle's name and docstring.
+
+    The arguments are explained at the top of this file. The check's attribute ``exercise`` is the ``Exercise``.
+    """
+
+    def decorate(oracle: Callable) -> Callable[[Callable], Report]:
+        task = Exercise(oracle, axes, inputs, tuple(mistakes))
+
+        def check(candidate: Callable) -> Report:
+            return task.check(candidate)
+
+        # Not functools.wraps: help would then show the oracle's parameters and source instead of `candidate`.
+        check.__name__ = check.__qualname__ = oracle.__name__
+        check.__module__, check.__doc__ = oracle.__module__, oracle.__doc__
+        check.exercise = task
+        return check
+
+    return decorate
+
+
+class Outcome(NamedTuple):
+    """What one call gave: its result or its error, and the positions of the arguments that it changed."""
+
+    result: Any = None
+    error: BaseException | None = None
+    changed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A task as data; the top of this file explains the fields."""
+
+    oracle: Callable
+    axes: str
+    inputs: Callable
+    mistakes: tuple[tuple[Callable, str], ...]
+
+    @property
+    def name(self) -> str:
+        return self.oracle.__name__
+
+    @property
+    def arguments(self) -> list[str]:
+        return list(inspect.signature(self.oracle).parameters)
+
+    @property
+    def patterns(self) -> tuple[list[str], list[str]]:
+        """The axes of each argument and of each result."""
+        arguments, results = ([axes.strip() for axes in side.split(",")] for side in self.axes.split("->"))
+        return arguments, results
+
+    def cases(self) -> list[tuple]:
+        """The argument tuples, made anew and alike at each call; the global random state stays as it is."""
+        generator = torch.Generator().manual_seed(0)
+        return self.inputs(partial(torch.randn, generator=generator, dtype=torch.float64, device="cpu"))
+
+    def check(self, candidate: Callable) -> Report:
+        """Judge an answer: can it be called, is it a known mistake, does anything else differ?"""
+        diagnosis = self._cannot_be_called(candidate)
+        if diagnosis:
+            return Report(False, True, diagnosis)
+        with torch.random.fork_rng(devices=[]), _one_thread():
+            # What a candidate draws is the same each time, and so is its report.
+            torch.default_generator.manual_seed(0)
+            outcomes = [call(candidate, case) for case in self.cases()]
+            if complaints.is_stub(outcomes[0].error):
+                return Report(False, False, "Replace `raise NotImplementedError` by your code and run again.")
+            diagnosis = (
+                self._changed_argument(outcomes)
+                or self._known_mistake(outcomes)
+                or self._first_difference(candidate, outcomes)
+            )
+            if diagnosis:
+                return Report(False, True, diagnosis)
+            remark = self._gradient_remark(candidate)
+        return Report(True, True, f"Your function agrees with ours on all {len(outcomes)} inputs.{remark}")
+
+    def _cannot_be_called(self, candidate: object) -> str | None:
+        if not callable(candidate):
+            return (
+                "The check was given no function, but what is "
+                f"{complaints.kind(candidate)}. Hand over the function itself, without calling it: "
+                f"`checks.{self.name}({self.name})`."
+            )
+        try:
+            signature = inspect.signature(candidate)
+        except (TypeError, ValueError):  # some built-in functions do not tell their parameters
+            return None
+        try:
+            signature.bind(*self.arguments)
+        except TypeError:
+            ours = ", ".join(self.arguments)
+            return (
+                f"Your function takes ({', '.join(signature.parameters)}), but it is called with ({ours}). "
+                f"Begin it with `def {self.name}({ours}):`."
+            )
+        return None
+
+    def _changed_argument(self, outcomes: list[Outcome]) -> str | None:
+        changed = [self.arguments[position] for outcome in outcomes for position in outcome.changed]
+        if not changed:
+            return None
+        return (
+            f"Your function changed its argument `{changed[0]}` in place, so the caller's tensor is not what it "
+            "was. Make a new tensor: no `+=`, `-=`, `*=`, `/=` and no assignment to entries of an argument, and "
+            "no method whose name ends in `_`."
+        )
+
+    def _known_mistake(self, outcomes: list[Outcome]) -> str | None:
+        for wrong, diagnosis in self.mistakes:
+            pairs = zip(outcomes, self.cases(), strict=True)
+            if all(same_outcome(outcome, call(wrong, case)) for outcome, case in pairs):
+                return diagnosis
+        return None
+
+    def _first_difference(self, candidate: Callable, outcomes: list[Outcome]) -> str | None:
+        """Tell the first case that fails, and which case before it was right: together they show what is special."""
+        cases = self.cases()
+        for index, (case, outcome) in enumerate(zip(cases, outcomes, strict=True)):
+            complaint = self._complaint(case, outcome)
+            if complaint is None:
+                continue
+            if same_outcome(outcome, outcome) and not same_outcome(outcome, call(candidate, case)):
+                complaint = "two calls with the same arguments gave two results. Leave out what is random."
+            right = f"Right with {self.describe(cases[0])}, but not always. " if index else ""
+            advice = ""
+            if self._has_leading_axes(case) and index and not any(map(self._has_leading_axes, cases[:index])):
+                advice = " More axes may lead (batch, heads), so count from the end: `dim=-1`, `.mT`, `x.shape[-1]`."
+            return f"{right}With {self.describe(case)}, {complaint}{advice}"
+        return None
+
+    def _complaint(self, case: tuple, outcome: Outcome) -> str | None:
+        """What is wrong with one outcome, as the end of a sentence that begins "With q ..."."""
+        if outcome.error is not None:
+            return complaints.about_error(outcome.error)
+        if outcome.result is None:
+            return "your function returned None: did you forget `return`?"
+        expected = self.oracle(*case)
+        got, expected = _as_numbers(outcome.result, expected)
+        arguments, results = self.patterns
+        sizes = {}
+        for pattern, value in zip(arguments, case, strict=True):
+            sizes |= _read(pattern, value)
+        if not isinstance(expected, tuple):
+            return complaints.about_tensor("your result", got, expected, results[0], sizes)
+        if not isinstance(got, tuple | list) or len(got) != len(expected):
+            return f"your result is {complaints.kind(got)}; return a tuple of {len(expected)} tensors."
+        parts = zip(got, expected, results, strict=True)
+        told = [
+            complaints.about_tensor(f"result {number} of {len(expected)}", *part, sizes)
+            for number, part in enumerate(parts, start=1)
+        ]
+        return next(filter(None, told), None)
+
+    def _gradient_remark(self, candidate: Callable) -> str:
+        """A right answer without gradient passes, since the task asks for numbers; but training would need it."""
+        ours, theirs = self._flows(self.oracle), self._flows(candidate)
+        if all(got or not wanted for got, wanted in zip(theirs, ours, strict=True)):
+            return ""
+        return (
+            " One thing for later: no gradient flows back through it, so nothing before it could be trained. "
+            "Look for `.detach()`, `.item()`, `.tolist()`, `.numpy()`, `torch.no_grad()` or `torch.tensor(...)`."
+        )
+
+    def _flows(self, function: Callable) -> list[bool]:
+        """For each result of a function, whether a gradient flows back from it."""
+        case = self.cases()[0]
+        for value in case:
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                value.requires_grad_()
+        with torch.enable_grad(), warnings.catch_warnings(action="ignore"):
+            try:
+                result = function(*case)
+            except Exception:  # .numpy() of a tensor that has a gradient raises
+                return [False] * len(self.patterns[1])
+        results = result if isinstance(result, tuple | list) else [result]
+        return [isinstance(part, torch.Tensor) and part.requires_grad for part in results]
+
+    def describe(self, case: tuple) -> str:
+        """The arguments in words: "q (i d) = (3, 4) and k (j d) = (5, 4)"."""
+        patterns, _ = self.patterns
+        *first, last = (
+            f"{name} {complaints.spell(pattern, value.shape)}"
+            if isinstance(value, torch.Tensor)
+            else f"{name} = {value!r}"
+            for name, pattern, value in zip(self.arguments, patterns, case, strict=True)
+        )
+        return f"{', '.join(first)} and {last}" if first else last
+
+    def _has_leading_axes(self, case: tuple) -> bool:
+        patterns, _ = self.patterns
+        return any("..." in p and v.ndim >= len(p.split()) for p, v in zip(patterns, case, strict=True))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute in one thread: tensors so small gain nothing from more, and on a busy machine threads wait long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def call(function: Callable, case: tuple) -> Outcome:
+    """Call a function with a copy of the arguments and note what comes."""
+    own = copy.deepcopy(case)
+    try:
+        result = function(*own)
+    except (Exception, SystemExit) as error:  # KeyboardInterrupt stops the check, as it should
+        return Outcome(error=error)
+    changed = tuple(
+        position
+        for position, (now, before) in enumerate(zip(own, case, strict=True))
+        if isinstance(before, torch.Tensor | list) and not complaints.agree(now, before, rtol=0, atol=0)
+    )
+    return Outcome(result, changed=changed)
+
+
+def same_outcome(one: Outcome, other: Outcome) -> bool:
+    """Whether two calls ended alike: both raised, or both gave the same numbers. The dtype does not count."""
+    if one.error is not None or other.error is not None:
+        return one.error is not None and other.error is not None
+    return complaints.agree(*_as_numbers(one.result, other.result))
+
+
+def _as_numbers(got: Any, expected: Any) -> tuple[Any, Any]:
+    """Where a number is expected, an int, a float or a tensor without axes will do: make all of them tensors."""
+    if not isinstance(expected, int | float):
+        return got, expected
+    if isinstance(got, int | float) or (isinstance(got, torch.Tensor) and got.ndim == 0):
+        got = torch.tensor(float(got), dtype=torch.float64)
+    return got, torch.tensor(float(expected), dtype=torch.float64)
+
+
+def _read(pattern: str, value: object) -> dict[str, int]:
+    """The sizes that an argument gives to axis letters."""
+    if isinstance(value, torch.Tensor):
+        return check_shape(value, pattern, name="argument") if pattern else {}
+    return {pattern: value} if isinstance(value, int) else {}
