@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from mha_lessons.positions import rotary
-from mha_lessons.shapes import check_shape
+from mha_lessons.shapes import check_count, check_shape
 
 
 def scaled_dot_product_attention(
@@ -140,6 +140,7 @@ def split_heads(x: torch.Tensor, num_heads: int) -> torch.Tensor:
         (... h n d).
 
     Raises:
+        TypeError: num_heads is no int.
         ValueError: the heads do not divide the width.
     """
     width = check_shape(x, "... n e", name="x")["e"]
@@ -164,10 +165,10 @@ def merge_heads(x: torch.Tensor) -> torch.Tensor:
 
 
 def _check_divides(part: int, whole: int, part_name: str, whole_name: str) -> None:
-    if part < 1 or whole < 1 or whole % part:
-        raise ValueError(
-            f"{part_name} is {part} and {whole_name} is {whole}; expected positive, and the first to divide the second"
-        )
+    check_count(part, part_name, least=1)
+    check_count(whole, whole_name, least=1)
+    if whole % part:
+        raise ValueError(f"{part_name} is {part} and {whole_name} is {whole}; expected the first to divide the second")
 
 
 class KVCache:
@@ -231,6 +232,7 @@ class MultiHeadAttention(nn.Module):
         q_proj, k_proj, v_proj, out_proj: ``nn.Linear``.
 
     Raises:
+        TypeError: a size is no int.
         ValueError: sizes are not positive, do not divide, or dropout lies outside 0 to 1.
 
     Source: Vaswani et al.: Attention Is All You Need (2017), section 3.2.2; Ainslie et al.: GQA (2023).
@@ -253,8 +255,8 @@ class MultiHeadAttention(nn.Module):
         if d_k is None:
             _check_divides(num_heads, d_model, "num_heads", "d_model")
             d_k = d_model // num_heads
-        elif d_k < 1 or d_model < 1:
-            raise ValueError(f"d_model is {d_model} and d_k is {d_k}; expected both to be 1 or more")
+        check_count(d_model, "d_model", least=1)
+        check_count(d_k, "d_k", least=1)
         _check_divides(num_kv_heads, num_heads, "num_kv_heads", "num_heads")
         if not 0 <= dropout <= 1:
             raise ValueError(f"dropout is {dropout}; expected a chance from 0 to 1")

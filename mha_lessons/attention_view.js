@@ -9,19 +9,22 @@ const MAX_CELL = 96;
 const GAP = 14; // between heads
 const EDGE = 5; // room for a ring around the outermost cells
 const TITLE = 20; // above a head
-const BAR = 78; // the colour bar at the right, with its numbers
+const BAR = 90; // the colour bar at the right, with its numbers
 const MAX_LABEL = 110; // a longer token is cut with "…" at the axes; the text line has it whole
+// The traits that show() replaces.
+const DATA = ["_shape", "_weights", "_hidden", "query_tokens", "key_tokens", "head_names"];
 const STYLE = `
-.mha-view { color: var(--jp-ui-font-color1, inherit); font-family: var(--jp-ui-font-family, sans-serif); font-size: 14px;
-  line-height: 1.45; padding: 4px; contain: inline-size; }
+.mha-view { color: var(--jp-ui-font-color1, inherit); font-family: var(--jp-ui-font-family, sans-serif);
+  font-size: 14px; line-height: 1.45; padding: 4px; contain: inline-size; }
 .mha-view canvas { display: block; width: 100%; border-radius: 3px; cursor: crosshair; outline: none; }
 .mha-view canvas:focus { box-shadow: 0 0 0 2px var(--jp-brand-color1, #1976d2); }
 .mha-line { font-size: 15px; font-weight: 600; margin: 8px 0 4px; min-height: 1.45em; }
 .mha-strip { display: flex; margin: 3px 0; align-items: baseline; }
 .mha-strip > span { flex: none; width: 5em; }
 .mha-strip > div { display: flex; flex-wrap: wrap; gap: 3px; max-height: 84px; overflow: auto; padding: 2px; }
-.mha-strip button { font: inherit; line-height: 20px; padding: 1px 6px; min-width: 22px; min-height: 22px; border-radius: 3px;
-  border: 1px solid var(--jp-border-color1, #bbb); background: transparent; color: inherit; cursor: pointer; white-space: pre; }
+.mha-strip button { font: inherit; line-height: 20px; padding: 1px 6px; min-width: 22px; min-height: 22px;
+  border: 1px solid var(--jp-border-color1, #bbb); border-radius: 3px; background: transparent; color: inherit;
+  cursor: pointer; white-space: pre; }
 .mha-strip button[aria-pressed=true] { outline: 2px solid var(--jp-brand-color1, #1976d2); }
 .mha-hint { font-size: 12px; color: var(--jp-ui-font-color1, inherit); opacity: .8; margin-top: 6px; }
 .mha-error { border: 2px solid #c62828; padding: 8px; white-space: pre-wrap; }
@@ -55,10 +58,9 @@ function readTheme(root) {
   const dark = luminance(ink.match(/[\d.]+/g).slice(0, 3).map(Number)) > 0.4;
   return {
     ink,
-    dark,
     brand: style.getPropertyValue("--jp-brand-color1").trim() || "#1976d2",
     hiddenPaper: dark ? "#3d3d3d" : "#f1f1f1",
-    hiddenLine: dark ? "#8a8a8a" : "#a3a3a3",
+    hiddenLine: dark ? "#757575" : "#a3a3a3",
     font: (size, weight = "normal") => `${weight} ${size}px ${style.fontFamily}`,
   };
 }
@@ -78,10 +80,16 @@ function readData(model) {
     top: roundUp(top),
     masked: hidden.byteLength > 0,
     hidden: (place) => hidden.byteLength > 0 && hidden.getUint8(place) === 1,
-    queries: model.get("query_tokens"),
-    keys: model.get("key_tokens"),
+    queries: model.get("query_tokens").map(visible),
+    keys: model.get("key_tokens").map(visible),
     names: model.get("head_names"),
   };
+}
+
+// Characters that would show as nothing, as the symbols that stand for them.
+function visible(token) {
+  const text = token.replaceAll("\n", "⏎").replaceAll("\t", "⇥");
+  return text.trim() ? text : text.replaceAll(" ", "␣");
 }
 
 // The next round number, so that the scale stays put while the weights move a little.
@@ -129,12 +137,12 @@ function paintCells(image, data, frame) {
 // ---------------------------------------------------------------- layout
 
 // The number of heads across that gives the largest cells.
-function arrange(count, data, width, height, left, bottom) {
+function arrange(count, data, width, left, bottom) {
   let best = { cell: -1 };
   for (let across = 1; across <= count; across++) {
     const down = Math.ceil(count / across);
     const wide = (width - left - (across - 1) * GAP) / across / data.cols;
-    const high = (height - bottom - down * TITLE - (down - 1) * GAP) / down / data.rows;
+    const high = (HEIGHT - bottom - down * TITLE - (down - 1) * GAP) / down / data.rows;
     const cell = Math.min(wide, high, MAX_CELL);
     if (cell > best.cell + 1e-6) best = { across, down, cell };
   }
@@ -142,25 +150,26 @@ function arrange(count, data, width, height, left, bottom) {
 }
 
 // Words at the axes take room from the cells: level where they fit, else slanted, else upright.
-function withLabels(count, data, width, height, words) {
+function withLabels(count, data, width, words) {
   for (const slope of [0, 45, 90]) {
     const reach = slope === 45 ? words.keys * 0.71 + 8 : slope === 90 ? words.keys : 14;
     const left = 18 + Math.max(words.queries + 8, slope === 45 ? words.keys * 0.71 - 4 : 0);
     const bottom = 8 + reach + 18;
-    const fit = { ...arrange(count, data, width, height, left, bottom), slope, left, bottom };
+    const fit = { ...arrange(count, data, width, left, bottom), slope, left, bottom };
     const clear = count % fit.across === 0; // else a slanted word would lean over the head beside a missing one
     if (slope === 90 || (slope === 45 && fit.cell >= 17 && clear)) return fit;
     if (slope === 0 && (words.short || words.keys + 6 <= fit.cell)) return fit;
   }
 }
 
-function placePanel(heads, data, { x, width, height }, words, labels, ratio) {
-  const bare = { ...arrange(heads.length, data, width, height, EDGE, EDGE), left: EDGE, bottom: EDGE, slope: null };
-  let fit = labels === "never" ? bare : withLabels(heads.length, data, width, height, words);
+function placePanel(heads, data, x, width, words, labels, ratio) {
+  const bare = { ...arrange(heads.length, data, width, EDGE, EDGE), left: EDGE, bottom: EDGE, slope: null };
+  let fit = labels === "never" ? bare : withLabels(heads.length, data, width, words);
   const legible = fit.cell >= 10 || (words.short && fit.cell * Math.min(data.rows, data.cols) >= 80);
   if (labels === "if room" && !(legible && fit.cell >= 0.7 * bare.cell)) fit = bare;
-  // Whole device pixels keep all cells equal; below four, rounding down would cost too much of the room.
-  const cell = fit.cell * ratio >= 4 ? Math.floor(fit.cell * ratio) / ratio : fit.cell;
+  // Whole device pixels keep all cells equal, unless rounding down would cost an eighth of the room.
+  const whole = Math.floor(fit.cell * ratio) / ratio;
+  const cell = whole >= 0.875 * fit.cell ? whole : fit.cell;
   const [wide, high] = [cell * data.cols, cell * data.rows];
   const boxes = heads.map((head, n) => ({
     head,
@@ -179,7 +188,7 @@ function placePanel(heads, data, { x, width, height }, words, labels, ratio) {
 function placeAll(data, head, width, words, ratio) {
   const all = Array.from({ length: data.heads }, (_, n) => n);
   const room = Math.max(width - BAR, 120);
-  const place = (heads, x, width, labels) => placePanel(heads, data, { x, width, height: HEIGHT }, words, labels, ratio);
+  const place = (heads, x, wide, labels) => placePanel(heads, data, x, wide, words, labels, ratio);
   const grid = place(all, 0, room, "if room");
   const large = place([head], 0, data.heads > 1 ? room * 0.66 : room, "always");
   const panels = [large];
@@ -198,9 +207,10 @@ function placeAll(data, head, width, words, ratio) {
 function measureWords(context, theme, data) {
   context.font = theme.font(12, "bold");
   const shorten = (token) => {
-    let text = token;
-    while (text && context.measureText(text === token ? text : text + "…").width > MAX_LABEL) text = text.slice(0, -1);
-    return text === token ? token : text + "…";
+    const fits = (text) => context.measureText(text).width <= MAX_LABEL;
+    let end = token.length;
+    while (end > 0 && !fits(token.slice(0, end) + "…")) end -= 1;
+    return fits(token) ? token : token.slice(0, end) + "…";
   };
   const widest = (labels) => Math.max(...labels.map((label) => context.measureText(label).width));
   const labels = { query: data.queries.map(shorten), key: data.keys.map(shorten) };
@@ -454,7 +464,8 @@ function keyMove(key, choice, data) {
   return move;
 }
 
-function render({ model, el }) {
+// The elements on the page and what is remembered between two drawings.
+function makeView(model, el) {
   const root = element("div", el, "mha-view");
   root.setAttribute("data-lm-suppress-shortcuts", "true"); // JupyterLab leaves the arrow keys to us
   element("style", root, "", STYLE);
@@ -467,100 +478,117 @@ function render({ model, el }) {
     for (const name in change) model.set(name, change[name]);
     model.save_changes();
   };
-  const fill = {
-    query: makeStrip(root, "queries", (query) => choose({ query })),
-    key: makeStrip(root, "keys", (key) => choose({ key })),
+  const pick = (name) => (at) => {
+    canvas.focus({ preventScroll: true });
+    choose({ [name]: at });
   };
-  const hint = element("div", root, "mha-hint");
-  const failure = element("div", root, "mha-error");
-  const image = document.createElement("canvas");
-  let scene = null;
-  let buttons = null;
-  let stale = true; // the weights or tokens changed since they were read
-  let held = false; // a click holds the choice while the mouse moves on
-  let waiting = 0;
-
-  const draw = () => {
-    waiting = 0;
-    const width = root.clientWidth - 8;
-    if (width <= 0) return; // not on the page yet; the observer calls again
-    const data = stale ? readData(model) : scene.data;
-    if (stale) buttons = { query: fill.query(data.queries), key: fill.key(data.keys) };
-    const choice = readChoice(model, data);
-    if (stale || scene.choice.frame !== choice.frame) paintCells(image, data, choice.frame);
-    stale = false;
-    const theme = readTheme(root);
-    const ratio = window.devicePixelRatio || 1;
-    const words = measureWords(image.getContext("2d"), theme, data);
-    const layout = placeAll(data, choice.head, width, words, ratio)[choice.enlarged ? "enlarged" : "alike"];
-    scene = { data, choice, theme, ratio, words, layout, width, height: layout.height, image };
-    canvas.style.height = `${layout.height}px`;
-    drawScene(canvas, scene);
-    shadeStrips(scene, buttons);
-    if (line.textContent !== sentence(data, choice)) line.textContent = sentence(data, choice); // read aloud once
-    canvas.setAttribute("aria-label", `Attention weights, ${data.heads} heads. ${line.textContent}`);
-    const press = data.heads > 1 ? " · Enter or double click: enlarge a head · Page Up, Page Down: next head" : "";
-    hint.textContent = `mouse or arrow keys: choose a cell · click: ${held ? "let it go" : "hold it"}${press}`;
+  return {
+    model, root, canvas, line, choose,
+    fillQueries: makeStrip(root, "queries", pick("query")),
+    fillKeys: makeStrip(root, "keys", pick("key")),
+    hint: element("div", root, "mha-hint"),
+    failure: element("div", root, "mha-error"),
+    image: document.createElement("canvas"),
+    scene: null, // what was drawn last
+    stale: true, // the weights or tokens changed since then
+    held: false, // a click holds the choice while the mouse moves on
   };
+}
 
-  const guarded = (work) => (...args) => {
-    try {
-      work(...args);
-      failure.textContent = "";
-    } catch (error) {
-      console.error(error);
-      failure.textContent = `The attention view could not be drawn: ${error.message}`;
-    }
-  };
-  const schedule = () => { waiting ||= requestAnimationFrame(guarded(draw)); };
-  const reread = () => { stale = true; };
-  const DATA = ["_shape", "_weights", "_hidden", "query_tokens", "key_tokens", "head_names"];
-  for (const name of DATA) model.on(`change:${name}`, reread);
-  model.on("change", schedule);
+function draw(view) {
+  const { model, root, canvas, line, image } = view;
+  const width = root.clientWidth - 8;
+  if (width <= 0) return; // not on the page yet; the observer calls again
+  const data = view.stale ? readData(model) : view.scene.data;
+  if (view.stale) view.buttons = { query: view.fillQueries(data.queries), key: view.fillKeys(data.keys) };
+  const choice = readChoice(model, data);
+  if (view.stale || view.scene.choice.frame !== choice.frame) paintCells(image, data, choice.frame);
+  const theme = readTheme(root);
+  const ratio = window.devicePixelRatio || 1;
+  const words = measureWords(image.getContext("2d"), theme, data);
+  const layout = placeAll(data, choice.head, width, words, ratio)[choice.enlarged ? "enlarged" : "alike"];
+  view.scene = { data, choice, theme, ratio, words, layout, width, height: layout.height, image };
+  view.stale = false;
+  canvas.style.height = `${layout.height}px`;
+  drawScene(canvas, view.scene);
+  shadeStrips(view.scene, view.buttons);
+  const said = sentence(data, choice);
+  if (line.textContent !== said) line.textContent = said; // the same again would be read aloud again
+  canvas.setAttribute("aria-label", `Attention weights, ${data.heads} heads. ${said}`);
+  const heads = data.heads > 1 ? " · Enter or double click: enlarge a head · Page Up, Page Down: next head" : "";
+  view.hint.textContent = `mouse or arrow keys: choose a cell · click: ${view.held ? "let it go" : "hold it"}${heads}`;
+  view.failure.textContent = "";
+}
 
+// What the mouse and the keyboard do on the canvas. They ask the model for the choice, not the scene, because keys
+// may come faster than frames.
+function makeHandlers(view, redraw) {
+  const { model, canvas, choose } = view;
+  const now = () => readChoice(model, view.scene.data);
   const under = (event) => {
     const frame = canvas.getBoundingClientRect();
-    return scene && findCell(scene.layout, scene.data, event.clientX - frame.left, event.clientY - frame.top);
+    return findCell(view.scene.layout, view.scene.data, event.clientX - frame.left, event.clientY - frame.top);
   };
-  const hover = guarded((event) => {
-    const cell = under(event);
-    if (cell && !cell.thumb && !held) choose(cell);
-  });
-  const now = () => readChoice(model, scene.data); // scene.choice is that of the last frame: keys may come faster
-  const click = guarded((event) => {
-    canvas.focus({ preventScroll: true });
-    const cell = under(event);
-    if (!cell) return;
-    const same = ["head", "query", "key"].every((name) => cell[name] === now()[name]);
-    if (!cell.thumb) held = !(held && same);
-    delete cell.thumb;
-    choose(cell);
-    schedule();
-  });
-  const doubleClick = guarded((event) => { if (under(event)) choose({ enlarged: !now().enlarged }); });
-  const press = guarded((event) => {
-    if (!scene || event.ctrlKey || event.metaKey || event.altKey) return;
-    const move = keyMove(event.key, now(), scene.data);
-    if (!move) return;
-    event.preventDefault();
-    event.stopPropagation();
-    choose(move);
-  });
-  canvas.addEventListener("pointermove", hover);
-  canvas.addEventListener("click", click);
-  canvas.addEventListener("dblclick", doubleClick);
-  canvas.addEventListener("keydown", press);
+  return {
+    pointermove(event) {
+      const cell = under(event);
+      if (cell && !cell.thumb && !view.held) choose(cell);
+    },
+    click(event) {
+      canvas.focus({ preventScroll: true });
+      const cell = under(event);
+      if (!cell) return;
+      if (cell.thumb) return choose({ head: cell.head });
+      const same = ["head", "query", "key"].every((name) => cell[name] === now()[name]);
+      view.held = !(view.held && same);
+      choose(cell);
+      redraw();
+    },
+    dblclick(event) {
+      if (under(event)) choose({ enlarged: !now().enlarged });
+    },
+    keydown(event) {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const move = keyMove(event.key, now(), view.scene.data);
+      if (!move) return;
+      event.preventDefault();
+      event.stopPropagation();
+      choose(move);
+    },
+  };
+}
 
-  const resize = new ResizeObserver(schedule);
-  resize.observe(root);
-  const themes = new MutationObserver(schedule); // JupyterLab notes a change of theme on the body
+function render({ model, el }) {
+  const view = makeView(model, el);
+  const guarded = (work) => (event) => {
+    try {
+      work(event);
+    } catch (error) {
+      console.error(error);
+      view.failure.textContent = `The attention view could not be drawn: ${error.message}`;
+    }
+  };
+  let waiting = 0;
+  const frame = guarded(() => { waiting = 0; draw(view); });
+  const redraw = () => { waiting ||= requestAnimationFrame(frame); }; // several changes, one drawing
+  const reread = () => { view.stale = true; };
+
+  for (const name of DATA) model.on(`change:${name}`, reread);
+  model.on("change", redraw);
+  const handlers = makeHandlers(view, redraw);
+  for (const name in handlers) {
+    view.canvas.addEventListener(name, guarded((event) => view.scene && handlers[name](event)));
+  }
+  const resize = new ResizeObserver(redraw);
+  resize.observe(view.root);
+  const themes = new MutationObserver(redraw); // JupyterLab notes a change of theme on the body
   themes.observe(document.body, { attributes: true });
   return () => {
     cancelAnimationFrame(waiting);
     resize.disconnect();
     themes.disconnect();
     for (const name of DATA) model.off(`change:${name}`, reread);
-    model.off("change", schedule);
+    model.off("change", redraw);
   };
 }
 

@@ -6,16 +6,10 @@ negative numbers are ever added.
 """
 
 from collections.abc import Sequence
-from numbers import Integral
 
 import torch
 
-
-def _check_count(value: int, name: str, least: int = 0) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; expected an int")
-    if value < least:
-        raise ValueError(f"{name} is {value}; expected {least} or more")
+from mha_lessons.shapes import check_count
 
 
 def _distance_back(n_queries: int, n_keys: int | None) -> torch.Tensor:
@@ -24,8 +18,8 @@ def _distance_back(n_queries: int, n_keys: int | None) -> torch.Tensor:
     The last query stands at the last key: with a cache the new queries are the last of all positions.
     """
     n_keys = n_queries if n_keys is None else n_keys
-    _check_count(n_queries, "n_queries")
-    _check_count(n_keys, "n_keys")
+    check_count(n_queries, "n_queries")
+    check_count(n_keys, "n_keys")
     query_position = torch.arange(n_queries)[:, None] + (n_keys - n_queries)
     return query_position - torch.arange(n_keys)
 
@@ -69,7 +63,7 @@ def sliding_window_mask(n_queries: int, window: int, n_keys: int | None = None) 
 
     Source: Beltagy, Peters, Cohan: Longformer (2020), section 3.1, in its causal form.
     """
-    _check_count(window, "window", least=1)
+    check_count(window, "window", least=1)
     back = _distance_back(n_queries, n_keys)
     return (back >= 0) & (back < window)
 
@@ -85,8 +79,8 @@ def padding_mask(lengths: torch.Tensor | Sequence[int], n_keys: int | None = Non
         (b 1 1 j) bool: the two axes of size 1 stand for heads and queries.
 
     Raises:
-        TypeError: lengths are not whole numbers.
-        ValueError: lengths are not one axis, or one lies outside 0 ... n_keys.
+        TypeError: lengths are not whole numbers, or n_keys is no int.
+        ValueError: lengths are not one axis, one lies outside 0 ... n_keys, or n_keys is negative.
     """
     lengths = torch.as_tensor(lengths)
     if lengths.numel() == 0 and not lengths.dtype.is_complex:
@@ -99,8 +93,9 @@ def padding_mask(lengths: torch.Tensor | Sequence[int], n_keys: int | None = Non
         raise ValueError(
             f"lengths have shape {tuple(lengths.shape)}; expected one axis (b), a length for each sequence"
         )
-    n_keys = int(lengths.max()) if n_keys is None and lengths.numel() else n_keys or 0
-    _check_count(n_keys, "n_keys")
+    if n_keys is None:
+        n_keys = max([0, *lengths.tolist()])
+    check_count(n_keys, "n_keys")
     outside = lengths[(lengths < 0) | (lengths > n_keys)]
     if outside.numel():
         raise ValueError(
@@ -137,3 +132,75 @@ def combine_masks(*masks: torch.Tensor) -> torch.Tensor:
             f"masks of shapes {shapes} do not broadcast together; expected axes (b h i j), size 1 where shared"
         ) from None
     return torch.stack(masks).all(0)
+
+
+def check_mask(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Refuse a mask that does not fit the scores of these queries and keys, or that cannot mean what it says.
+
+    Args:
+        mask: bool (True = may attend) or floating point (added to the scores).
+        q: (... i d).
+        k: (... j d).
+
+    Returns:
+        The mask with at least the axes (i j), each of the full size or 1.
+
+    Raises:
+        TypeError: the mask is neither bool nor floating point.
+        ValueError: it does not broadcast to (... i j), or it is a float mask that holds only 0 and 1 (a keep mask
+            in disguise: added, it would hide nothing).
+    """
+    if not isinstance(mask, torch.Tensor):
+        raise TypeError(
+            f"mask is a {type(mask).__name__}; expected a bool tensor (True = may attend) or a float tensor"
+        )
+    if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
+        raise TypeError(
+            f"mask is {mask.dtype}; expected bool (True = may attend) or floating point (added): use mask.bool()"
+        )
+    scores_shape = (*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
+    try:
+        fits = torch.broadcast_shapes(mask.shape, scores_shape) == torch.Size(scores_shape)
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"mask has shape {tuple(mask.shape)}; expected one that broadcasts to the scores' {scores_shape}, "
+            "axes (... i j): a mask for each batch item needs an axis of size 1 for the heads, as in mask[:, None]"
+        )
+    mask = torch.atleast_2d(mask)
+    if mask.dtype != torch.bool and _holds_only_0_and_1(mask):
+        raise ValueError(
+            "mask is floating point and holds only 0 and 1. A float mask is added to the scores, so this one would "
+            "hide nothing: use mask.bool() if 1 means may attend, or 0 and -inf"
+        )
+    return mask
+
+
+def _holds_only_0_and_1(mask: torch.Tensor) -> bool:
+    # A mask that requires grad is a learned bias, whatever its numbers are now. A few rows at a time: the
+    # comparison makes a tensor of the mask's size, and most masks show in their first rows what they are.
+    only = all(bool(((rows == 0) | (rows == 1)).all()) for rows in mask.split(64, dim=-2))
+    return only and not mask.requires_grad and bool(mask.any())
+
+
+def without_unseen(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """0 in place of keys and values that no query sees, and of queries that see no key.
+
+    A weight of 0 does not stop a NaN, forwards or backwards: 0 · NaN is NaN.
+
+    Args:
+        q: (... i d).
+        k: (... j d).
+        v: (... j dv).
+        mask: bool, with at least the axes (i j).
+
+    Returns:
+        q, k and v, with the leading axes of the mask where it has more.
+    """
+    if mask.all():
+        return q, k, v
+    sees, seen = mask.any(dim=-1)[..., None], mask.any(dim=-2)[..., None]
+    return torch.where(sees, q, 0), torch.where(seen, k, 0), torch.where(seen, v, 0)

@@ -1,4 +1,4 @@
-"""The axis glossary, and one function that checks shapes against it.
+"""The axis glossary, and what checks shapes and sizes against it.
 
     b  batch             i  query position    d  width of a head (d_k)
     n  positions         j  key position      e  width of the model (d_model)
@@ -8,7 +8,27 @@ The same letters stand in einops patterns, docstrings, plot labels and prose. He
 ``(b h i d)``; attention weights are ``(b h i j)``, a row for each query.
 """
 
+from numbers import Integral
+
 import torch
+
+
+def check_count(value: int, name: str, least: int = 0) -> None:
+    """Refuse what is no int, or is too small.
+
+    Args:
+        value: a count, such as a number of heads.
+        name: what the caller calls it, for the error's text.
+        least: the smallest that will do.
+
+    Raises:
+        TypeError: ``value`` is no int (True and False are none either).
+        ValueError: ``value`` is less than ``least``.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; expected an int")
+    if value < least:
+        raise ValueError(f"{name} is {value}; expected {least} or more")
 
 
 def check_shape(tensor: torch.Tensor, pattern: str, *, name: str, **sizes: int) -> dict[str, int]:
@@ -43,3 +63,32 @@ def check_shape(tensor: torch.Tensor, pattern: str, *, name: str, **sizes: int) 
         wanted = ", ".join(f"{axis} = {size}" for axis, size in wrong.items())
         raise ValueError(f"{name} has shape {shape}, read as ({pattern}); expected {wanted}")
     return found
+
+
+def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Size:
+    """Refuse queries, keys and values that do not fit together.
+
+    Args:
+        q: (... i d).
+        k: (... j d).
+        v: (... j dv).
+
+    Returns:
+        The leading axes that the three share once they are broadcast.
+
+    Raises:
+        TypeError: not tensors, not floating point, or of different dtypes.
+        ValueError: the shapes do not fit, or d is 0.
+    """
+    sizes = check_shape(q, "... i d", name="q")
+    keys = check_shape(k, "... j d", name="k", d=sizes["d"])
+    check_shape(v, "... j dv", name="v", j=keys["j"])
+    if sizes["d"] == 0:
+        raise ValueError(f"q has shape {tuple(q.shape)}: its last axis, d, is empty; expected 1 or more")
+    if not q.dtype.is_floating_point or k.dtype != q.dtype or v.dtype != q.dtype:
+        raise TypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; expected one floating-point dtype for all three")
+    try:
+        return torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    except RuntimeError:
+        shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        raise ValueError(f"the leading axes of q, k, v do not fit together: their shapes are {shapes}") from None

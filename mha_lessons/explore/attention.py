@@ -1,4 +1,4 @@
-"""Explorers of attention itself: a sentence's weights, and any weights as they are."""
+"""Explorers of attention itself: a sentence's weights, untrained and pretrained."""
 
 import functools
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import torch
 from mha_lessons import plots
 from mha_lessons.attention import MultiHeadAttention, scaled_dot_product_attention, split_heads
 from mha_lessons.explore.explorer import CannotBeError, Explorer, FigurePanel, WeightsPanel
-from mha_lessons.pretrained import D_MODEL, MiniLM
+from mha_lessons.pretrained import D_MODEL, NUM_LAYERS, MiniLM
 
 SENTENCES = (
     "The animal didn't cross the street because it was too tired",
@@ -141,26 +141,35 @@ def sentence_attention(sentence: str = SENTENCES[0]) -> Explorer:
     return explorer
 
 
-def weights(
-    weights: np.ndarray | torch.Tensor,
-    queries: Sequence[str],
-    keys: Sequence[str] | None = None,
-    *,
-    alt: str,
-    head_names: Sequence[str] | None = None,
-) -> Explorer:
-    """Show any attention weights: hover or use the arrow keys to read each one.
+def draw_pretrained(sentence: str, layer: int) -> Attended:
+    """The weights of every head of one layer of MiniLM on a whole sentence.
 
     Args:
-        weights: (h i j).
-        queries: a label for each query.
-        keys: a label for each key; None: as the queries.
-        alt: a sentence on what is shown.
-        head_names: a title for each head.
+        sentence: any text of at most 64 tokens.
+        layer: 0 to 5.
     """
-    shown = np.asarray(weights, dtype=np.float32)
-    keys = queries if keys is None else keys
-    heads, n_queries, n_keys = shown.shape
-    summary = f"{heads} heads, {n_queries} queries, {n_keys} keys, largest weight {shown.max():.2f}"
-    state = Attended(shown, np.empty(0), queries, keys, summary)
-    return Explorer("attention weights", {}, lambda: state, [WeightsPanel(head_names)], alt=alt)
+    model = MiniLM.load()
+    tokens = model.tokenize(sentence)
+    weights = model(tokens)[1][layer][0].numpy()
+    summary = (
+        f"layer {layer}, {len(weights)} heads, {len(tokens)} tokens, mean weight on [CLS] {weights[..., 0].mean():.2f}"
+    )
+    return Attended(weights, np.empty(0), tokens, tokens, summary)
+
+
+def pretrained_heads() -> Explorer:
+    """Choose a sentence and a layer of MiniLM, and read the weights of its heads."""
+    controls = {
+        "sentence": widgets.Dropdown(options=SENTENCES, description="sentence"),
+        "layer": widgets.IntSlider(PRETRAINED_LAYER, 0, NUM_LAYERS - 1, description="layer"),
+    }
+    panel = WeightsPanel()
+    explorer = Explorer(
+        "pretrained heads",
+        controls,
+        draw_pretrained,
+        [panel],
+        alt="The attention weights of the 12 heads of one layer of MiniLM on a sentence.",
+    )
+    panel.widget.head, panel.widget.query = 1, explorer.state.queries.index("it")
+    return explorer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mha_lessons.explore import sentence_attention, weights
+from mha_lessons.explore import pretrained_heads, sentence_attention
 from mha_lessons.explore.attention import PRETRAINED_LAYER, SENTENCES, draw_sentence
 from mha_lessons.explore.explorer import CannotBeError
 from mha_lessons.pretrained import MiniLM
@@ -90,7 +90,11 @@ def test_fewer_heads_and_tokens_than_the_chosen_ones():
     assert (view.query, view.head) == (1, 0)
 
 
-def test_any_weights():
-    explorer = weights(torch.full((2, 3, 4), 0.25), "abc", "wxyz", alt="Even weights of two heads.")
-    assert repr(explorer) == "attention weights: 2 heads, 3 queries, 4 keys, largest weight 0.25"
-    assert explorer.panels[0].widget.key_tokens == list("wxyz")
+@pytest.mark.parametrize("layer", [0, 5])
+def test_pretrained_heads_are_the_models_own(layer):
+    explorer = pretrained_heads()
+    explorer.controls["layer"].value = layer
+    tokens = MiniLM.load().tokenize(SENTENCES[0])
+    expected = MiniLM.load()(tokens)[1][layer]
+    torch.testing.assert_close(torch.tensor(explorer.panels[0].widget.weights), expected)
+    assert explorer.panels[0].widget.query_tokens == tokens
