@@ -4,8 +4,9 @@ import einops
 import torch
 from torch import nn
 
+from mha_lessons.masks import check_mask, without_unseen
 from mha_lessons.positions import rotary
-from mha_lessons.shapes import check_count, check_shape
+from mha_lessons.shapes import check_count, check_qkv, check_shape
 
 
 def scaled_dot_product_attention(
@@ -42,79 +43,18 @@ def scaled_dot_product_attention(
     Source: Vaswani et al.: Attention Is All You Need (2017), equation 1.
     Oracle: ``torch.nn.functional.scaled_dot_product_attention``.
     """
-    _check_qkv(q, k, v)
+    check_qkv(q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     exact = torch.promote_types(q.dtype, torch.float32)
     if mask is not None:
-        mask = _checked_mask(mask, q, k)
+        mask = check_mask(mask, q, k)
         if mask.dtype == torch.bool:
-            q, k, v = _without_unseen(q, k, v, mask)
+            q, k, v = without_unseen(q, k, v, mask)
     # The scale goes on q: the product alone can overflow, and q is smaller than the scores.
     scores = (q.to(exact) * scale) @ k.to(exact).transpose(-2, -1)
     weights = scores.softmax(dim=-1) if mask is None else _masked_softmax(scores, mask)
     dropped = nn.functional.dropout(weights, dropout_p) if dropout_p else weights
     return (dropped @ v.to(exact)).to(q.dtype), weights.to(q.dtype)
-
-
-def _check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    sizes = check_shape(q, "... i d", name="q")
-    keys = check_shape(k, "... j d", name="k", d=sizes["d"])
-    check_shape(v, "... j dv", name="v", j=keys["j"])
-    if sizes["d"] == 0:
-        raise ValueError(f"q has shape {tuple(q.shape)}: its last axis, d, is empty; expected 1 or more")
-    if not q.dtype.is_floating_point or k.dtype != q.dtype or v.dtype != q.dtype:
-        raise TypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; expected one floating-point dtype for all three")
-    try:
-        torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    except RuntimeError:
-        shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
-        raise ValueError(f"the leading axes of q, k, v do not fit together: their shapes are {shapes}") from None
-
-
-def _checked_mask(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """The mask with at least the axes (i j), once it is known to fit."""
-    if not isinstance(mask, torch.Tensor):
-        raise TypeError(
-            f"mask is a {type(mask).__name__}; expected a bool tensor (True = may attend) or a float tensor"
-        )
-    if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
-        raise TypeError(
-            f"mask is {mask.dtype}; expected bool (True = may attend) or floating point (added): use mask.bool()"
-        )
-    scores_shape = (*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
-    try:
-        fits = torch.broadcast_shapes(mask.shape, scores_shape) == torch.Size(scores_shape)
-    except RuntimeError:
-        fits = False
-    if not fits:
-        raise ValueError(
-            f"mask has shape {tuple(mask.shape)}; expected one that broadcasts to the scores' {scores_shape}, "
-            "axes (... i j): a mask for each batch item needs an axis of size 1 for the heads, as in mask[:, None]"
-        )
-    if mask.dtype != torch.bool and _holds_only_0_and_1(mask):
-        raise ValueError(
-            "mask is floating point and holds only 0 and 1. A float mask is added to the scores, so this one would "
-            "hide nothing: use mask.bool() if 1 means may attend, or 0 and -inf"
-        )
-    return torch.atleast_2d(mask)
-
-
-def _holds_only_0_and_1(mask: torch.Tensor) -> bool:
-    # A mask that requires grad is a learned bias, whatever its numbers are now.
-    return not mask.requires_grad and bool((mask == 1).any() and ((mask == 0) | (mask == 1)).all())
-
-
-def _without_unseen(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """0 in place of keys and values that no query sees, and of queries that see no key.
-
-    A weight of 0 does not stop a NaN, forwards or backwards: 0 · NaN is NaN.
-    """
-    if mask.all():
-        return q, k, v
-    sees, seen = mask.any(dim=-1)[..., None], mask.any(dim=-2)[..., None]
-    return torch.where(sees, q, 0), torch.where(seen, k, 0), torch.where(seen, v, 0)
 
 
 def _masked_softmax(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

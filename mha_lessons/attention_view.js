@@ -4,7 +4,8 @@
 const STOPS = (
   "440154 481a6c 472f7d 414487 39568c 31688e 2a788e 23888e 1f988b 22a884 35b779 54c568 7ad151 a5db36 d2e21b fde725"
 ).split(" "); // viridis: even steps of lightness, safe for colour-blind readers
-const HEIGHT = 400; // of the canvas; the same for all but the smallest shapes, so that the page does not jump
+const HEIGHT = 400; // of the canvas, at most
+const STEP = 50; // of its height
 const MAX_CELL = 96;
 const GAP = 14; // between heads
 const EDGE = 5; // room for a ring around the outermost cells
@@ -184,7 +185,8 @@ function placePanel(heads, data, x, width, words, labels, ratio) {
   return { ...fit, boxes, cell, wide, high, x, right, font, height: down + fit.bottom, gridBottom: down };
 }
 
-// All heads alike, and one head large with the others small beside it; both on a canvas of the same height.
+// All heads alike, and one head large with the others small beside it. The canvas grows in steps, so that a slider
+// that changes the shape a little leaves what stands below it in place.
 function placeAll(data, head, width, words, ratio) {
   const all = Array.from({ length: data.heads }, (_, n) => n);
   const room = Math.max(width - BAR, 120);
@@ -198,9 +200,9 @@ function placeAll(data, head, width, words, ratio) {
     panels[1].thumbs = true;
   }
   const alike = data.heads > 1 ? [grid] : panels;
-  const used = Math.max(...[...alike, ...panels].map((panel) => panel.height));
-  const tall = Math.min(Math.ceil(used / 100) * 100, HEIGHT); // in steps, so that small changes of shape do not show
-  const finish = (chosen) => ({ panels: chosen, right: Math.max(...chosen.map((panel) => panel.right)), height: tall });
+  const most = (chosen, side) => Math.max(...chosen.map((panel) => panel[side]));
+  const tall = (chosen) => Math.min(Math.ceil(most(chosen, "height") / STEP) * STEP, HEIGHT);
+  const finish = (chosen) => ({ panels: chosen, right: most(chosen, "right"), height: tall(chosen) });
   return { alike: finish(alike), enlarged: finish(panels) };
 }
 

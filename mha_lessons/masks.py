@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mha_lessons.shapes import check_count
+from mha_lessons.shapes import broadcast_shape, check_count
 
 
 def _distance_back(n_queries: int, n_keys: int | None) -> torch.Tensor:
@@ -158,10 +158,10 @@ def check_mask(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Te
         raise TypeError(
             f"mask is {mask.dtype}; expected bool (True = may attend) or floating point (added): use mask.bool()"
         )
-    scores_shape = (*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
+    scores_shape = (*broadcast_shape(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
     try:
-        fits = torch.broadcast_shapes(mask.shape, scores_shape) == torch.Size(scores_shape)
-    except RuntimeError:
+        fits = broadcast_shape(mask.shape, scores_shape) == scores_shape
+    except ValueError:
         fits = False
     if not fits:
         raise ValueError(

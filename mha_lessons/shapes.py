@@ -8,6 +8,7 @@ The same letters stand in einops patterns, docstrings, plot labels and prose. He
 ``(b h i d)``; attention weights are ``(b h i j)``, a row for each query.
 """
 
+from itertools import zip_longest
 from numbers import Integral
 
 import torch
@@ -65,7 +66,18 @@ def check_shape(tensor: torch.Tensor, pattern: str, *, name: str, **sizes: int) 
     return found
 
 
-def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Size:
+def broadcast_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that tensors of these shapes take together; ValueError where they do not fit.
+
+    Like ``torch.broadcast_shapes``, whose first call loads a computer algebra system and takes half a second.
+    """
+    axes = [set(sizes) - {1} for sizes in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)]
+    if any(len(sizes) > 1 for sizes in axes):
+        raise ValueError(f"shapes {', '.join(map(str, map(tuple, shapes)))} do not broadcast together")
+    return tuple(max(sizes, default=1) for sizes in reversed(axes))
+
+
+def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[int, ...]:
     """Refuse queries, keys and values that do not fit together.
 
     Args:
@@ -88,7 +100,7 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Size:
     if not q.dtype.is_floating_point or k.dtype != q.dtype or v.dtype != q.dtype:
         raise TypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; expected one floating-point dtype for all three")
     try:
-        return torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    except RuntimeError:
+        return broadcast_shape(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    except ValueError:
         shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         raise ValueError(f"the leading axes of q, k, v do not fit together: their shapes are {shapes}") from None

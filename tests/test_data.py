@@ -12,6 +12,7 @@ from PIL import Image
 from torch.testing import assert_close
 
 from mha_lessons import data
+from tests.bench import digits as digits_bench
 
 README = (data.FOLDER / "README.md").read_text(encoding="utf-8")
 
@@ -31,7 +32,7 @@ def test_readme_code_and_files_agree():
     found = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in data.FOLDER.iterdir()
-        if path.name not in {"README.md", "LICENSE-Apache-2.0.txt"}
+        if path.name not in {"README.md", "readme.png", "LICENSE-Apache-2.0.txt"}
     }
     assert found == listed == data.SHA256
 
@@ -60,6 +61,21 @@ def test_three_nearest_neighbours_name_the_digits():
     votes = torch.cat([train_labels, more_labels])[distances.topk(3, largest=False).indices]
     share = (votes.mode(dim=1).values == labels).double().mean().item()
     assert share == pytest.approx(0.991, abs=0.001)  # as data/README.md says
+
+
+def test_stored_results_hold_every_row_and_seed():
+    rows = data.load_digits_results()
+    assert set(rows) == {*digits_bench.ROWS, digits_bench.NEIGHBOURS}
+    for name, row in rows.items():
+        assert {"validation", "test"} <= set(row)
+        assert {len(shares) for shares in row.values()} == {1 if name == digits_bench.NEIGHBOURS else 3}
+        assert all(0 <= share <= 1 for shares in row.values() for share in shares)
+    # Without positions the order of the patches cannot matter.
+    assert rows["ViT, no positions"]["test"] == rows["ViT, no positions"]["test, patches in reverse order"]
+
+
+def test_stored_results_of_the_neighbours_are_measured_again():
+    assert digits_bench.row(digits_bench.NEIGHBOURS) == data.load_digits_results()[digits_bench.NEIGHBOURS]
 
 
 def test_unknown_split_names_the_three():
@@ -138,6 +154,7 @@ def test_without_a_checkout_the_error_says_to_clone(checkout):
     ("name", "load"),
     [
         ("digits.npz", lambda: data.load_digits("train")),
+        ("digits_results.json", data.load_digits_results),
         ("photo_rocket.png", lambda: data.load_photo("rocket")),
         ("vit_attention.npz", data.load_vit_attention),
         ("minilm_int8.npz", data.load_minilm),

@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
-from mha_lessons.shapes import check_count, check_shape
+from mha_lessons.shapes import broadcast_shape, check_count, check_shape
 
 bounded = settings(max_examples=25)
 
@@ -58,3 +59,15 @@ def test_a_count_has_a_least():
         check_count(2, "window", least=3)
     with pytest.raises(ValueError, match="window is -1; expected 0 or more"):
         check_count(-1, "window")
+
+
+@bounded
+@given(mutually_broadcastable_shapes(num_shapes=3, max_dims=4, min_side=0, max_side=3))
+def test_broadcast_shape_is_numpys(shapes):
+    assert broadcast_shape(*shapes.input_shapes) == shapes.result_shape
+
+
+@pytest.mark.parametrize("shapes", [((2,), (3,)), ((4, 1), (2, 3), (5, 3)), ((0,), (2,))])
+def test_shapes_that_do_not_fit_are_refused(shapes):
+    with pytest.raises(ValueError, match="do not broadcast together"):
+        broadcast_shape(*shapes)

@@ -86,7 +86,7 @@ class _SumPanel(FigurePanel):
     """The weighted sum that makes one token's output: a bar for each weight, a strip for each weighted value."""
 
     def __init__(self, view) -> None:
-        fig, (self.bars_ax, self.strips_ax) = plots.figure(1, 2, width=7, height=5.2, sharey=True)
+        fig, (self.bars_ax, self.strips_ax) = plots.figure(1, 2, width=6.4, height=6, sharey=True)
         super().__init__(fig, self._redraw)
         self.view = view
         self.bars = self.bars_ax.barh(range(64), np.zeros(64), color=plots.COLOURS[0])
@@ -113,15 +113,17 @@ class _SumPanel(FigurePanel):
         self.strips_ax.set_title("α · value, and their sum")
 
 
-def sentence_attention(sentence: str = SENTENCES[0]) -> Explorer:
+def _sentence_menu() -> widgets.Dropdown:
+    return widgets.Dropdown(options=SENTENCES, description="sentence", layout={"width": "36em", "max_width": "100%"})
+
+
+def sentence_attention() -> Explorer:
     """Move heads, d_k, length and temperature, and see a sentence's attention; choose a token to see its sum."""
     controls = {
-        "sentence": widgets.Dropdown(
-            options=SENTENCES, value=sentence, description="sentence", layout={"width": "36em"}
-        ),
+        "sentence": _sentence_menu(),
         "num_heads": widgets.SelectionSlider(options=[1, 2, 4, 8, 12], value=4, description="heads"),
         "d_k": widgets.SelectionSlider(options=[2, 4, 8, 16, 32, 64], value=32, description="d_k"),
-        "length": widgets.IntSlider(16, 2, 16, description="sequence length"),
+        "length": widgets.IntSlider(15, 2, 16, description="sequence length"),
         "temperature": widgets.FloatLogSlider(1.0, min=-1, max=1, step=0.1, description="temperature"),
         "pretrained": widgets.Checkbox(False, description="pretrained heads (12 heads of d_k 32)"),
     }
@@ -160,7 +162,7 @@ def draw_pretrained(sentence: str, layer: int) -> Attended:
 def pretrained_heads() -> Explorer:
     """Choose a sentence and a layer of MiniLM, and read the weights of its heads."""
     controls = {
-        "sentence": widgets.Dropdown(options=SENTENCES, description="sentence"),
+        "sentence": _sentence_menu(),
         "layer": widgets.IntSlider(PRETRAINED_LAYER, 0, NUM_LAYERS - 1, description="layer"),
     }
     panel = WeightsPanel()
@@ -171,5 +173,6 @@ def pretrained_heads() -> Explorer:
         [panel],
         alt="The attention weights of the 12 heads of one layer of MiniLM on a sentence.",
     )
-    panel.widget.head, panel.widget.query = 1, explorer.state.queries.index("it")
+    tokens = explorer.state.queries
+    panel.widget.head, panel.widget.query, panel.widget.key = 1, tokens.index("it"), tokens.index("animal")
     return explorer

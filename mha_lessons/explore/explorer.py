@@ -34,17 +34,24 @@ class Panel(Protocol):
 
 
 class WeightsPanel:
-    """Shows ``state.weights`` (h i j) with ``state.queries`` and ``state.keys`` in an ``AttentionView``."""
+    """Shows ``state.weights`` (h i j) with ``state.queries`` and ``state.keys`` in an ``AttentionView``.
+
+    A state may also have ``hidden``, bool and broadcastable to (h i j): these cells are hatched.
+    """
 
     def __init__(self, head_names: Sequence[str] | None = None) -> None:
         self.head_names = head_names
         self.widget = AttentionView([[[0.0]]])  # until the first update
+        self.widget.layout.flex = "3 1 480px"
 
     def update(self, state: Any) -> None:
-        self.widget.show(state.weights, state.queries, state.keys, head_names=self.head_names)
+        hidden = getattr(state, "hidden", None)
+        self.widget.show(state.weights, state.queries, state.keys, hidden, head_names=self.head_names)
 
     def picture(self, state: Any) -> bytes:
-        return plots.png(plots.attention_grid(state.weights, state.queries, state.keys, head_names=self.head_names))
+        hidden = getattr(state, "hidden", None)
+        grid = plots.attention_grid(state.weights, state.queries, state.keys, hidden=hidden, head_names=self.head_names)
+        return plots.png(grid)
 
 
 class FigurePanel:
@@ -52,7 +59,7 @@ class FigurePanel:
 
     def __init__(self, fig: Figure, redraw: Callable[[Any], None]) -> None:
         self.figure, self.redraw = fig, redraw
-        self.widget = widgets.Image(format="png", layout={"max_width": "100%", "object_fit": "contain"})
+        self.widget = widgets.Image(format="png", layout={"flex": "2 1 340px", "min_width": "0", "max_width": "720px"})
 
     def update(self, state: Any) -> None:
         self.widget.value = self.picture(state)
@@ -93,7 +100,8 @@ class Explorer(widgets.VBox):
             control.style.description_width = "initial"
             control.observe(lambda _: self.refresh(), names="value")
         control_row = widgets.HBox(list(controls.values()), layout={"flex_flow": "row wrap"})
-        picture_row = widgets.HBox([panel.widget for panel in panels], layout={"flex_flow": "row wrap"})
+        side_by_side = {"flex_flow": "row wrap", "align_items": "flex-start"}  # where the page is wide enough
+        picture_row = widgets.HBox([panel.widget for panel in panels], layout=side_by_side)
         super().__init__([control_row, self.message, picture_row] if controls else [picture_row])
         self.refresh()
 
