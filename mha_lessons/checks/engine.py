@@ -21,7 +21,8 @@ in ``__init__.py``. The tests find it there; they need no change.
   that is an argument is named by the letter that it sets, as in ``"b n e, h -> b h n d"``; ``_`` stands for any other.
 - ``inputs`` gets ``normal(*shape)``, which draws seeded float64 numbers, and returns a list of argument tuples, the
   plainest first. Let sizes differ within a case (i != j, h != n), let axes lead in some, and add a square case
-  where only a square one shows a mistake.
+  where only a square one shows a mistake. Where a tensor has ``requires_grad_()`` and the result is a single one,
+  the gradient that flows back to that tensor must be right too.
 - ``mistakes`` pairs a wrong answer with the sentence that names the mistake, its symptom and what to do. It is
   recognised when the learner's results equal its results on every input, so each must differ from the oracle
   and from all others on at least one (the tests hold this). It may raise where the learner's function would.
@@ -65,11 +66,12 @@ def exercise(*, axes: str, inputs: Callable, mistakes: list[tuple[Callable, str]
 
 
 class Outcome(NamedTuple):
-    """What one call gave: its result or its error, and the positions of the arguments that it changed."""
+    """What one call gave: its result or its error, which arguments it changed, and the gradients asked for."""
 
     result: Any = None
     error: BaseException | None = None
     changed: tuple[int, ...] = ()
+    gradients: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,8 @@ class Exercise:
         for pattern, value in zip(arguments, case, strict=True):
             sizes |= _read(pattern, value)
         if not isinstance(expected, tuple):
-            return complaints.about_tensor("your result", got, expected, results[0], sizes)
+            told = complaints.about_tensor("your result", got, expected, results[0], sizes)
+            return told or self._gradient_complaint(case, outcome)
         if not isinstance(got, tuple | list) or len(got) != len(expected):
             return f"your result is {complaints.kind(got)}; return a tuple of {len(expected)} tensors."
         parts = zip(got, expected, results, strict=True)
@@ -197,6 +200,17 @@ class Exercise:
             for number, part in enumerate(parts, start=1)
         ]
         return next(filter(None, told), None)
+
+    def _gradient_complaint(self, case: tuple, outcome: Outcome) -> str | None:
+        """Whether a gradient that the case asks for is wrong; one that does not flow at all is only remarked on."""
+        asked = [place for place, value in enumerate(case) if _wants_gradient(value)]
+        expected = call(self.oracle, case).gradients
+        for place, got, wanted in zip(asked, outcome.gradients, expected, strict=False):
+            name = f"the numbers are right, but the gradient that flows back to `{self.arguments[place]}`"
+            told = complaints.about_tensor(name, got, wanted, self.patterns[0][place], {})
+            if told:
+                return told
+        return None
 
     def _gradient_remark(self, candidate: Callable) -> str:
         """A right answer without gradient passes, since the task asks for numbers; but training would need it."""
@@ -251,9 +265,12 @@ def _one_thread() -> Iterator[None]:
 
 def call(function: Callable, case: tuple) -> Outcome:
     """Call a function with a copy of the arguments and note what comes."""
-    own = copy.deepcopy(case)
+    leaves = copy.deepcopy(case)
+    # Copies once more where a gradient is asked for: PyTorch itself refuses to change a leaf in place.
+    own = tuple(value.clone() if _wants_gradient(value) else value for value in leaves)
     try:
         result = function(*own)
+        gradients = _gradients(result, leaves)
     except (Exception, SystemExit) as error:  # KeyboardInterrupt stops the check, as it should
         return Outcome(error=error)
     changed = tuple(
@@ -261,14 +278,28 @@ def call(function: Callable, case: tuple) -> Outcome:
         for position, (now, before) in enumerate(zip(own, case, strict=True))
         if isinstance(before, torch.Tensor | list) and not complaints.agree(now, before, rtol=0, atol=0)
     )
-    return Outcome(result, changed=changed)
+    return Outcome(result, changed=changed, gradients=gradients)
+
+
+def _wants_gradient(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _gradients(result: object, case: tuple) -> tuple[torch.Tensor, ...]:
+    """The gradient of the sum of the result's squares at each argument that asks for it; none where none flows."""
+    asked = [value for value in case if _wants_gradient(value)]
+    if not asked or not _wants_gradient(result):
+        return ()
+    found = torch.autograd.grad(result.square().sum(), asked, allow_unused=True)
+    return () if None in found else found
 
 
 def same_outcome(one: Outcome, other: Outcome) -> bool:
     """Whether two calls ended alike: both raised, or both gave the same numbers. The dtype does not count."""
     if one.error is not None or other.error is not None:
         return one.error is not None and other.error is not None
-    return complaints.agree(*_as_numbers(one.result, other.result))
+    same_gradients = complaints.agree(one.gradients, other.gradients)
+    return complaints.agree(*_as_numbers(one.result, other.result)) and same_gradients
 
 
 def _as_numbers(got: Any, expected: Any) -> tuple[Any, Any]:
