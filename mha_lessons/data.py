@@ -6,6 +6,7 @@ sha256 is compared with the table below before it is decoded: a lesson never run
 
 import hashlib
 import io
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ FOLDER = Path(__file__).resolve().parent.parent / "data"
 
 SHA256 = {
     "digits.npz": "b2dab7b501728c22e9119ad76740b2e17c77a231e42d1e592380d90886f1a05e",
+    "digits_results.json": "b53cb8e9e1b76f3118beabc7d2ee91a6e666bbd0c72fb5217eca1a7059d311bd",
+    "extrapolation_results.json": "dfa9474bd102cde7d626beeb34a9009a37624f546c022edab3ff94d784a98e19",
     "minilm_int8.npz": "fa782180969c0e2da013dd48b0b4a7085ba76dd7d9d10bbc7ad2aee08a52a699",
     "minilm_vocab.txt": "04332de50cb467423bfd623703c8c05e830a57a2f325cda835a29bef7626655f",
     "photo_astronaut.png": "9ba8815c2b9bff870af8d6773cc33bb71b2336910b83c3e848920b44e645e107",
@@ -56,6 +59,35 @@ def load_digits(split: str) -> tuple[Tensor, Tensor]:
     chosen = np.random.default_rng(0).permutation(len(arrays["labels"]))[first:end]
     images = torch.from_numpy(arrays["images"][chosen]).float().div(16)  # the file counts ink from 0 to 16
     return images[:, None], torch.from_numpy(arrays["labels"][chosen]).long()
+
+
+def load_digits_results() -> dict[str, dict[str, list[float]]]:
+    """Load what tests/bench/digits.py measured: models that read the digits, each trained with three seeds.
+
+    Returns:
+        for each model, by name, what was measured: a list with one share of the pictures for each seed.
+
+    Raises:
+        ValueError: the file is damaged.
+        FileNotFoundError: the file is missing.
+    """
+    return json.loads(_read("digits_results.json"))["rows"]
+
+
+def load_extrapolation_results() -> dict[str, dict[str, Tensor]]:
+    """Load what tests/bench/extrapolation.py measured: each encoding, trained at n = 32, on longer texts.
+
+    Returns:
+        for each task, by name, and each encoding: accuracies (3 3), a row for each seed, at n = 32, 64 and 128.
+
+    Raises:
+        ValueError: the file is damaged.
+        FileNotFoundError: the file is missing.
+    """
+    results: dict[str, dict[str, Tensor]] = {}
+    for row in json.loads(_read("extrapolation_results.json"))["rows"]:
+        results.setdefault(row["task"], {})[row["kind"]] = torch.tensor(row["accuracy"])
+    return results
 
 
 def load_photo(name: str) -> Tensor:

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 from mha_lessons import data
 from tests.bench import digits as digits_bench
+from tests.bench import extrapolation as extrapolation_bench
 
 README = (data.FOLDER / "README.md").read_text(encoding="utf-8")
 
@@ -100,6 +101,29 @@ def test_the_orange_suit_is_orange():
     assert blue < green < 0.4
 
 
+def test_the_results_on_longer_texts_are_those_that_the_bench_makes():
+    results = data.load_extrapolation_results()
+    assert list(results) == list(extrapolation_bench.TASKS)
+    for kinds in results.values():
+        assert list(kinds) == list(extrapolation_bench.KINDS)
+        for rates in kinds.values():
+            assert rates.shape == (len(extrapolation_bench.SEEDS), len(extrapolation_bench.TESTED_AT))
+    at_128 = {(task, kind): rates[:, -1] for task, kinds in results.items() for kind, rates in kinds.items()}
+    assert at_128["recency", "ALiBi"].min() > 0.97  # as data/README.md says
+    assert results["distance"]["ALiBi"].max() < 0.8
+    assert max(at_128[task, kind].max() for task in results for kind in ("sinusoidal", "learned")) < 0.45
+
+
+def test_the_tasks_of_the_bench_ask_what_they_say():
+    for name, task in extrapolation_bench.TASKS.items():
+        tokens, targets = task(torch.Generator().manual_seed(0), 20, b=3)
+        for row, asked in zip(tokens.tolist(), targets.tolist(), strict=True):
+            for place, target in enumerate(asked):
+                letters = [token for token in row[:place] if token] if row[place] == 0 else []
+                before = row[:place][-3:-2] if name == "distance" else letters[-1:]
+                assert target == (before or [-100])[0]
+
+
 def test_unknown_photo_names_the_four():
     with pytest.raises(ValueError, match=r"'cat'.*'astronaut', 'chelsea', 'coffee', 'rocket'"):
         data.load_photo("cat")
@@ -155,6 +179,7 @@ def test_without_a_checkout_the_error_says_to_clone(checkout):
     [
         ("digits.npz", lambda: data.load_digits("train")),
         ("digits_results.json", data.load_digits_results),
+        ("extrapolation_results.json", data.load_extrapolation_results),
         ("photo_rocket.png", lambda: data.load_photo("rocket")),
         ("vit_attention.npz", data.load_vit_attention),
         ("minilm_int8.npz", data.load_minilm),

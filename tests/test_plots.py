@@ -88,3 +88,89 @@ def test_stacked_pictures_keep_their_pixels():
     assert page.shape == (400, 300, 3)
     np.testing.assert_array_equal(page[:200, :200], rgb(pictures[0]))
     np.testing.assert_array_equal(page[200:], rgb(pictures[1]))
+
+
+def flow_texts(fig):
+    return [text.get_text() for text in fig.axes[0].texts if text.get_text()]
+
+
+def test_the_flow_has_a_shape_on_every_arrow():
+    fig = plots.head_flow(n=5, d_model=12, num_heads=3, d_k=2)
+    labels = [text for text in flow_texts(fig) if "\n" in text]
+    arrows = [text for text in fig.axes[0].texts if getattr(text, "arrow_patch", None)]
+    assert len(labels) == len(arrows)
+    for label in (
+        "(b n e)\n(1, 5, 12)",
+        "(b n (h d))\n(1, 5, 6)",
+        "(b h j d)\n(1, 3, 5, 2)",
+        "(b h i j)\n(1, 3, 5, 5)",
+    ):
+        assert label in labels
+    assert {"$W_Q$ (12, 6)", "$W_K$ (12, 6)", "$W_V$ (12, 6)", "$W_O$ (6, 12)"} <= set(flow_texts(fig))
+    assert rgb(plots.png(fig)).std() > 1
+
+
+def test_a_resized_flow_is_the_flow_of_that_size():
+    fig = plots.head_flow(n=5, d_model=12, num_heads=3, d_k=2)
+    bars = [patch for patch in fig.axes[0].patches if patch.get_gid()]
+    assert sum(bar.get_visible() for bar in bars) == 3 * 6  # six boxes stand for each head's own work
+    plots.resize_head_flow(fig, n=7, d_model=64, num_heads=16, d_k=8)
+    other = plots.head_flow(n=7, d_model=64, num_heads=16, d_k=8)
+    assert flow_texts(fig) == flow_texts(other)
+    assert plots.png(fig) == plots.png(other)
+
+
+def test_words_of_the_largest_flow_hide_nothing_and_stay_in_the_picture():
+    fig = plots.head_flow(n=32, d_model=128, num_heads=16, d_k=64)
+    renderer = fig.canvas.get_renderer()
+    texts = [text for text in fig.axes[0].texts if text.get_text()]
+    words = {text.get_text(): text.get_window_extent(renderer) for text in texts if "\n" not in text.get_text()}
+    shapes = [text.get_window_extent(renderer) for text in texts if "\n" in text.get_text()]
+    boxes = [patch.get_window_extent(renderer) for patch in fig.axes[0].patches if not patch.get_gid()]
+    for number, shape in enumerate(shapes):
+        assert fig.bbox.x0 <= shape.x0 < shape.x1 <= fig.bbox.x1
+        assert fig.bbox.y0 <= shape.y0 < shape.y1 <= fig.bbox.y1
+        assert not any(shape.overlaps(other) for other in (*boxes, *shapes[:number]))
+    for text, extent in words.items():
+        assert any(box.x0 <= extent.x0 and extent.x1 <= box.x1 for box in boxes if box.overlaps(extent)), text
+
+
+PIXELS = np.random.default_rng(0).random((3, 4, 6))
+
+
+def test_a_photo_is_drawn_with_its_channels_last():
+    _, ax = plots.figure()
+    image = plots.photo(ax, PIXELS, title="t")
+    np.testing.assert_array_equal(image.get_array()[1, 5], PIXELS[:, 1, 5])
+    assert ax.get_title() == "t"
+    assert len(ax.get_xticks()) == 0
+
+
+def test_ink_is_dark_on_white_paper():
+    fig, ax = plots.figure(width=2, height=1)
+    plots.photo(ax, np.array([[[0.0, 0.0, 1.0, 1.0]]]))
+    row = rgb(plots.png(fig))[50].mean(-1)
+    assert row[60] > 250
+    assert row[140] < 5
+
+
+def test_weights_lie_over_their_own_patches():
+    weights = np.array([[0.1, 0.0, 0.2], [0.0, 0.0, 0.4]])
+    picture = plots.over_photo(PIXELS, weights)
+    assert picture.shape == PIXELS.shape
+    colour = (picture - 0.45 * PIXELS.mean(0)) / 0.55
+    expected = plots.matplotlib.colormaps["viridis"](weights / 0.4)[..., :3]
+    for (row, column), _ in np.ndenumerate(weights):
+        patch = colour[:, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+        np.testing.assert_allclose(patch, np.broadcast_to(expected[row, column, :, None, None], (3, 2, 2)))
+
+
+def test_patches_move_apart_and_keep_their_pixels():
+    picture = plots.apart(PIXELS, 2, gap=1)
+    assert picture.shape == (3, 6, 9)
+    for row in range(2):
+        for column in range(3):
+            got = picture[:, 3 * row : 3 * row + 2, 3 * column : 3 * column + 2]
+            np.testing.assert_array_equal(got, PIXELS[:, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2])
+    assert (picture[:, 2::3] == 1).all()
+    assert (picture[:, :, 2::3] == 1).all()

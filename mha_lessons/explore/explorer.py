@@ -7,6 +7,7 @@ such a state. A combination that cannot be raises ``CannotBeError`` with the rea
 
 import base64
 import html
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -95,6 +96,8 @@ class Explorer(widgets.VBox):
     ) -> None:
         self.name, self.controls, self.draw, self.panels, self.alt = name, controls, draw, panels, alt
         self.state: Any = None
+        # JupyterLab may serve each control in a thread of its own, and a Figure drawn by two at once stays blank.
+        self._drawing = threading.RLock()
         self.message = widgets.HTML(layout={"min_height": "2em"})
         for control in controls.values():
             control.style.description_width = "initial"
@@ -110,6 +113,10 @@ class Explorer(widgets.VBox):
 
         Jupyter swallows what a callback raises, so without the words a reader would see a picture that stands still.
         """
+        with self._drawing:
+            self._refresh()
+
+    def _refresh(self) -> None:
         try:
             self.state = self.draw(**{name: control.value for name, control in self.controls.items()})
             for panel in self.panels:
