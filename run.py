@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -235,6 +236,7 @@ def environment():
 def run(command):
     """Run a command here and return its exit code. Ctrl-C reaches it as well: it says how it wants to end."""
     process = subprocess.Popen([str(word) for word in command], cwd=str(ROOT), env=environment())
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # else JupyterLab would stay, and hold its port
     stopped = False
     while True:
         try:

@@ -3,6 +3,7 @@
 Figures are made without pyplot, so that none stays registered after it was shown, however often a slider moves.
 """
 
+import html
 import io
 import math
 import re
@@ -10,9 +11,10 @@ from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
-from IPython.display import HTML, display
+from IPython.display import display
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
@@ -71,19 +73,18 @@ def show(fig: Figure, alt: str) -> None:
 
     Args:
         fig: any Figure.
-        alt: what the picture shows, in a sentence. It becomes the picture's alternative text and its caption.
+        alt: what the picture shows, in a sentence. It becomes the picture's caption, and its alternative text where
+            the page supports one (JupyterLab does not).
 
     Raises:
         ValueError: the words are missing.
     """
     if not alt.strip():
         raise ValueError("alt is empty; expected a sentence that says what the figure shows")
-    display({"image/png": png(fig), "text/plain": f"[figure: {alt}]"}, metadata={"image/png": {"alt": alt}}, raw=True)
-    display(HTML(f'<p style="max-width: 60em; margin: 0 0 0.5em">{_escaped(alt)}</p>'))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    # The plain text says nothing of the picture: it is what a folded output shows, before the reader has predicted.
+    display({"image/png": png(fig), "text/plain": "[figure]"}, metadata={"image/png": {"alt": alt}}, raw=True)
+    caption = f'<p style="max-width: 60em; margin: 0 0 0.5em">{html.escape(alt)}</p>'
+    display({"text/html": caption, "text/plain": alt}, raw=True)
 
 
 def matrix(
@@ -96,6 +97,7 @@ def matrix(
     digits: int | None = 2,
     signed: bool = False,
     top: float | None = None,
+    gamma: float = 1.0,
 ):
     """Draw a small matrix as coloured cells with its numbers in them.
 
@@ -107,13 +109,15 @@ def matrix(
         digits: decimals of the numbers; None: no numbers.
         signed: colours for negative and positive numbers apart; else for 0 to ``top``.
         top: the number at the end of the colour scale; None: the largest magnitude.
+        gamma: the colours follow this power of a number that is not signed; below 1 shows small numbers.
 
     Returns:
         The AxesImage, for a colour bar.
     """
     values = np.asarray(values, dtype=float)
     top = top or float(np.abs(values).max()) or 1.0
-    image = ax.imshow(values, cmap=SIGNED_MAP if signed else WEIGHT_MAP, vmin=-top if signed else 0.0, vmax=top)
+    norm = Normalize(-top, top) if signed else PowerNorm(gamma, 0.0, top)
+    image = ax.imshow(values, cmap=SIGNED_MAP if signed else WEIGHT_MAP, norm=norm)
     ax.set_xticks(range(len(columns)), columns, rotation=_rotation(columns))
     ax.set_yticks(range(len(rows)), rows)
     ax.tick_params(length=0)
@@ -142,7 +146,7 @@ def attention_grid(
     hidden: np.ndarray | None = None,
     head_names: Sequence[str] | None = None,
 ) -> Figure:
-    """The attention weights of each head as a heatmap, all on one colour scale.
+    """The attention weights of each head as a heatmap, all on one colour scale, which follows their square root.
 
     Args:
         weights: (h i j).
@@ -173,6 +177,7 @@ def attention_grid(
             title=head_names[head] if head_names else f"head {head}",
             digits=None,
             top=top,
+            gamma=0.5,  # as in the live view: most weights are small
         )
         if hidden is not None:
             grey = np.where(np.broadcast_to(hidden, weights.shape)[head], 0.2, np.nan)

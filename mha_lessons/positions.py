@@ -137,7 +137,7 @@ def rotary(x: torch.Tensor, *, offset: int = 0, base: float = 10_000.0, layout: 
     Args:
         x: (... n d), d even.
         offset: position of the first row, such as the number of keys in a cache.
-        base: the wavelengths run from 2π to 2π · base.
+        base: the wavelengths run from 2π to almost 2π · base.
         layout: which channels form pair m: ``"interleaved"`` 2m and 2m+1, ``"half"`` m and m + d/2.
 
     Returns:

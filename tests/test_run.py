@@ -316,3 +316,17 @@ def test_ctrl_c_in_a_job_leaves_its_end_to_the_job(folder, run):
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, "")
+
+
+@posix
+def test_ending_run_py_ends_its_job(folder, run):
+    make_ready(run, run.LEARNER)
+    run.venv_python().unlink()
+    run.venv_python().symlink_to(sys.executable)
+    (folder / "jupyterlab.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(30)\n")
+    with started(folder, "lab") as process:
+        job = int(process.stdout.readline())
+        process.terminate()
+        process.wait(timeout=10)
+        with pytest.raises(ProcessLookupError):
+            os.kill(job, 0)

@@ -9,12 +9,18 @@ from mha_lessons.attention import scaled_dot_product_attention
 from mha_lessons.checks.engine import exercise
 
 
+def _all_axes_turned(x: torch.Tensor) -> torch.Tensor:
+    """What ``x.T`` gives, without PyTorch's warning."""
+    return x.permute(*reversed(range(x.ndim)))
+
+
 @exercise(
     axes="... i d, ... j d -> ... i j",
     inputs=lambda normal: [
         (normal(3, 4), normal(5, 4)),
         (normal(2, 3, 4, 8), normal(2, 3, 6, 8)),
         (normal(3, 5, 2), normal(3, 5, 2)),
+        (normal(3, 3, 3), normal(3, 3, 3)),
     ],
     mistakes=[
         (
@@ -49,6 +55,10 @@ from mha_lessons.checks.engine import exercise
         (
             lambda q, k: k @ q.mT / q.shape[-1] ** 0.5,
             "Your scores are transposed, (j i): a row belongs to a key. A row must belong to a query: `q @ k.mT`.",
+        ),
+        (
+            lambda q, k: q @ _all_axes_turned(k) / q.shape[-1] ** 0.5,
+            "`.T` turns all axes round, so it fits a single table only. Swap the last two axes: `q @ k.mT`.",
         ),
         (
             lambda q, k: normalize(q, dim=-1) @ normalize(k, dim=-1).mT,
@@ -178,7 +188,7 @@ def softmax_rows(scores):
     """Turn scores into weights. Write ``softmax_rows(scores)``: a softmax over the keys.
 
     Each query's weights are exp(score) / sum of exp(score): positive, and they sum to 1. Scores near 1000 must give
-    numbers too. Use ``torch.softmax``, or ``exp`` and a sum.
+    numbers too. Try it with ``exp`` and a sum; ``torch.softmax`` counts as well.
 
     Args:
         scores: (... i j), a row for each query; other axes (batch, heads) may lead.
@@ -267,6 +277,7 @@ def _projected(mix: Callable) -> Callable:
         (normal(3, 6), *(normal(6, 4) / 2 for _ in "qkv")),
         (normal(2, 3, 5, 8), *(normal(8, 4) / 2 for _ in "qkv")),
         (normal(2, 4, 5), *(normal(5, 5) / 2 for _ in "qkv")),
+        (normal(3, 3, 3), *(normal(3, 3) for _ in "qkv")),
     ],
     mistakes=[
         (
@@ -320,7 +331,7 @@ def _projected(mix: Callable) -> Callable:
         (
             lambda x, w_q, w_k, w_v: _mix(x @ w_q, x @ w_k, x @ w_v, x.shape[-2]),
             "You divided by √n, the root of the number of tokens, so a longer sentence changes every score. "
-            " Divide by √d_k, the root of the width of a query.",
+            "Divide by √d_k, the root of the width of a query.",
         ),
         (
             _projected(lambda q, k, v: _mix(q, k, v, q.shape[-1] ** 2)),
@@ -330,6 +341,20 @@ def _projected(mix: Callable) -> Callable:
             _projected(lambda q, k, v: (q @ k.mT / q.shape[-1] ** 0.5).softmax(-2) @ v),
             "You took the softmax over the queries: the weights' columns sum to 1, their rows do not. Take it over the "
             "keys, `dim=-1`.",
+        ),
+        (
+            _projected(lambda q, k, v: (q @ k.mT / q.shape[-1] ** 0.5).softmax(0) @ v),
+            "You took the softmax over axis 0. In one table those are the queries, so columns sum to 1; with a batch "
+            "in front its items share a weight of 1. Count from the end: the keys are `dim=-1`.",
+        ),
+        (
+            _projected(lambda q, k, v: (q @ k.mT / q.shape[-1] ** 0.5).softmax(1) @ v),
+            "You took the softmax over axis 1. In one table those are the keys; with a batch in front they are not. "
+            "Count from the end: the keys are `dim=-1`.",
+        ),
+        (
+            _projected(lambda q, k, v: (q @ _all_axes_turned(k) / q.shape[-1] ** 0.5).softmax(-1) @ v),
+            "`.T` turns all axes round, so it fits a single table only. Swap the last two axes: `q @ k.mT`.",
         ),
         (
             _projected(lambda q, k, v: q @ k.mT / q.shape[-1] ** 0.5 @ v),

@@ -123,7 +123,7 @@ def sentence_attention() -> Explorer:
         "sentence": _sentence_menu(),
         "num_heads": widgets.SelectionSlider(options=[1, 2, 4, 8, 12], value=4, description="heads"),
         "d_k": widgets.SelectionSlider(options=[2, 4, 8, 16, 32, 64], value=32, description="d_k"),
-        "length": widgets.IntSlider(15, 2, 16, description="sequence length"),
+        "length": widgets.IntSlider(15, 2, 15, description="sequence length"),
         "temperature": widgets.FloatLogSlider(1.0, min=-1, max=1, step=0.1, description="temperature"),
         "pretrained": widgets.Checkbox(False, description="pretrained heads (12 heads of d_k 32)"),
     }

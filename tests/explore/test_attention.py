@@ -13,7 +13,7 @@ from mha_lessons.pretrained import MiniLM
 
 
 @pytest.mark.parametrize(
-    ("num_heads", "d_k", "length", "temperature"), list(itertools.product([1, 12], [2, 64], [2, 16], [0.1, 10.0]))
+    ("num_heads", "d_k", "length", "temperature"), list(itertools.product([1, 12], [2, 64], [2, 15], [0.1, 10.0]))
 )
 def test_every_corner_gives_weights(num_heads, d_k, length, temperature):
     state = draw_sentence(SENTENCES[0], num_heads, d_k, length, temperature, False)
@@ -50,7 +50,7 @@ def test_temperature_goes_from_even_to_hard():
 
 
 def test_a_short_sentence_says_so():
-    assert "7 tokens" in draw_sentence("The old man the boat", 1, 2, 16, 1.0, False).note
+    assert "7 tokens" in draw_sentence("The old man the boat", 1, 2, 15, 1.0, False).note
 
 
 def test_drawing_leaves_the_random_state_alone():

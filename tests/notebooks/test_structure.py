@@ -10,6 +10,8 @@ from tests.notebooks.execute import METADATA, WIDGET_VIEW, tags
 ORDER = ("title", "setup", "predict", "widget", "pitfall", "exercise", "summary")
 KNOWN = {*ORDER, "check", "answer", "notes", "measured"}
 SLIDE_TYPES = {"slide", "subslide", "fragment", "skip", "notes", "-"}
+# JupyterLab shows the first line of a folded output; it must not be the answer.
+NEUTRAL = "Compare with your prediction:"
 MOST_CELLS, MOST_LINES, MOST_SETUP_LINES = 45, 12, 6
 FORBIDDEN = {
     r"^\s*[%!]": "a magic or a shell command",
@@ -25,7 +27,8 @@ def code(notebook):
 
 
 def lines(cell):
-    return [line for line in cell.source.splitlines() if line.strip()]
+    """The lines that count: none that are blank, nor the one that keeps a folded answer out of sight."""
+    return [line for line in cell.source.splitlines() if line.strip() and NEUTRAL not in line]
 
 
 def faults(notebook) -> list[str]:
@@ -78,6 +81,12 @@ def _order_faults(notebook):
         following = next(cell for cell in cells[place:] if cell.cell_type == "code" and cell.outputs)
         if not following.metadata.get("jupyter", {}).get("outputs_hidden"):
             yield f"{following.id}: the answer to the prediction in {cells[place].id} is not folded"
+        if not _first_line(following.outputs[0]).startswith((NEUTRAL, "[figure]", "[progress bar")):
+            yield f"{following.id}: the folded output begins with the answer; begin it with print({NEUTRAL!r})"
+
+
+def _first_line(output):
+    return (output.get("text") or output.get("data", {}).get("text/plain", "")).splitlines()[0]
 
 
 def _cell_faults(cell):
@@ -89,6 +98,8 @@ def _cell_faults(cell):
         yield "no slide type"
     if "notes" in tags(cell) and (cell.cell_type != "markdown" or "minutes" not in cell.source):
         yield "a lecturer's cell is text that says how many minutes"
+    if "notes" in tags(cell) and not cell.source.startswith("<details><summary>For lecturers"):
+        yield "a lecturer's cell is not folded, so a learner reads it first"
     if "nbval-ignore" in str(cell.metadata).lower() or "NBVAL_" in cell.source:
         yield "hidden from nbval"
 
@@ -159,6 +170,10 @@ PLANTED = {
     "hidden from nbval": lambda notebook, cell: cell.update(source="# NBVAL_IGNORE_OUTPUT\n" + cell.source),
     "random id": lambda notebook, cell: cell.update(id="0a1b2c3d"),
     "unknown tag": lambda notebook, cell: cell.metadata.update(tags=["raises-exception"]),
+    "open notes": lambda notebook, cell: _tagged(notebook, "notes").update(source="5 minutes. Ask."),
+    "answer on the fold": lambda notebook, cell: _folded(notebook).update(
+        outputs=[nbformat.v4.new_output("stream", text="42\n")]
+    ),
     "open answer": lambda notebook, cell: _tagged(notebook, "answer").metadata.pop("jupyter"),
     "unfolded prediction": lambda notebook, cell: _folded(notebook).metadata.pop("jupyter"),
     "no slide type": lambda notebook, cell: cell.metadata.pop("slideshow"),
