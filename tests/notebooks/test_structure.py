@@ -86,7 +86,7 @@ def _order_faults(notebook):
 
 
 def _first_line(output):
-    return (output.get("text") or output.get("data", {}).get("text/plain", "")).splitlines()[0]
+    return (output.get("text") or output.get("data", {}).get("text/plain", "")).partition("\n")[0]
 
 
 def _cell_faults(cell):
