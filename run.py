@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 HELP = """\
@@ -92,7 +93,7 @@ def set_up(wanted):
     VENV.mkdir(exist_ok=True)
     with only_one():
         before = read_stamp()
-        if before.splitlines()[:1] == stamp(wanted).splitlines()[:1] and not python_is_gone():
+        if before.splitlines()[:1] == stamp(wanted).splitlines()[:1] and not is_broken():
             print("Bringing .venv up to date ...", flush=True)
         else:
             make_venv()
@@ -102,7 +103,7 @@ def set_up(wanted):
 
 def is_ready(wanted):
     """Whether .venv was made from what lies here now. One made for tests serves a learner too."""
-    return read_stamp() in (stamp(wanted), stamp(TESTER)) and not python_is_gone()
+    return read_stamp() in (stamp(wanted), stamp(TESTER)) and not is_broken()
 
 
 def stamp(wanted):
@@ -116,7 +117,7 @@ def stamp(wanted):
 
 def read_stamp():
     """The stamp of .venv; empty if there is none, so that an interrupted set-up is done again."""
-    return STAMP.read_text(encoding="utf-8") if STAMP.exists() else ""
+    return STAMP.read_text(encoding="utf-8", errors="replace") if STAMP.exists() else ""
 
 
 def venv_python():
@@ -124,18 +125,20 @@ def venv_python():
     return VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
-def python_is_gone():
-    """Whether the Python in .venv, or the one that it was made from, is no longer there."""
+def is_broken():
+    """Whether .venv has lost what a job needs: its Python, the one that it was made from, or its packages."""
     settings = VENV / "pyvenv.cfg"
-    if not settings.exists() or not venv_python().exists():
+    pip = Path(sysconfig.get_path("purelib", "venv", {"base": str(VENV)})) / "pip"  # stands for all beside it
+    if not (settings.exists() and os.access(str(venv_python()), os.X_OK) and pip.exists()):
         return True
-    pairs = (line.partition("=") for line in settings.read_text(encoding="utf-8").splitlines())
+    pairs = (line.partition("=") for line in settings.read_text(encoding="utf-8", errors="replace").splitlines())
     return not any(name.strip() == "home" and Path(home.strip()).exists() for name, _, home in pairs)
 
 
 def check_ours():
-    """Stop rather than overwrite a .venv that somebody made by other means."""
-    if VENV.is_dir() and any(VENV.iterdir()) and not LOCK.exists():
+    """Stop rather than overwrite a .venv that somebody made by other means, be it a file or a link to nothing."""
+    free = not any(VENV.iterdir()) if VENV.is_dir() else not os.path.lexists(str(VENV))
+    if not (free or LOCK.exists()):
         raise Stop(f"run.py did not make {VENV}, so it leaves it alone. Rename or delete it, then run again.")
 
 
@@ -212,10 +215,11 @@ def environment():
     """The caller's environment, without what belongs to other projects, and with .venv first.
 
     Settings, history and kernels of Jupyter, IPython and matplotlib live in .venv too: those in the user's
-    home would change what a notebook shows, and a lesson should leave no trace there.
+    home would change what a notebook shows, and a lesson should leave no trace there. Where .venv may only be
+    read, they live in a temporary folder: Jupyter cannot start without one to write to.
     """
     kept = {name: value for name, value in os.environ.items() if not name.upper().startswith(FOREIGN)}
-    own = VENV / "user"
+    own = VENV / "user" if os.access(str(VENV), os.W_OK) else Path(tempfile.mkdtemp(prefix="mha_lessons-"))
     kept.update(
         PATH=os.pathsep.join([str(venv_python().parent), os.environ.get("PATH", os.defpath)]),
         VIRTUAL_ENV=str(VENV),
@@ -256,8 +260,9 @@ def run(command):
 def lab(words):
     """JupyterLab at the first lesson, for this machine alone: its token stays on."""
     settings = VENV / "share/jupyter/lab/settings/overrides.json"
-    settings.parent.mkdir(parents=True, exist_ok=True)
-    settings.write_text(NO_NEWS, encoding="utf-8")
+    if not settings.exists() or settings.read_bytes() != NO_NEWS.encode():  # else leave it: it may be read-only
+        settings.parent.mkdir(parents=True, exist_ok=True)
+        settings.write_bytes(NO_NEWS.encode())
     lessons = sorted(ROOT.glob("notebooks/*.ipynb"))
     start = "/lab/tree/notebooks/" + lessons[0].name if lessons else "/lab"
     options = [

@@ -71,11 +71,11 @@ class AttentionView(anywidget.AnyWidget):
         argument is refused, nothing changes.
         """
         state = _state(weights, queries, keys, hidden, head_names)
-        with self.hold_sync():
-            for name, value in state.items():
+        chosen = {name: min(getattr(self, name), size - 1) for name, size in zip(AXES, state["_shape"], strict=True)}
+        # Whoever observes one of them sees all of them changed, and none that points outside the new weights.
+        with self.hold_sync(), self.hold_trait_notifications():
+            for name, value in (state | chosen).items():
                 setattr(self, name, value)
-            for name in AXES:
-                setattr(self, name, getattr(self, name))  # runs _clamp against the new shape
 
     @property
     def weights(self) -> np.ndarray:

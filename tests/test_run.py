@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,11 +76,18 @@ def run(folder):
     return module
 
 
+def packages(run):
+    """The folder in .venv into which pip installs."""
+    return Path(sysconfig.get_path("purelib", "venv", {"base": str(run.VENV)}))
+
+
 def make_ready(run, wanted):
     """What a finished set-up leaves, without the time that it takes."""
     python = run.venv_python()
     python.parent.mkdir(parents=True)
     python.write_text("")
+    python.chmod(0o755)
+    packages(run).joinpath("pip").mkdir(parents=True)
     (run.VENV / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).parent}\n")
     run.LOCK.write_text("")
     run.STAMP.write_text(run.stamp(wanted))
@@ -149,15 +158,31 @@ def test_an_unfinished_venv_is_not_ready(run):
     assert not run.is_ready(run.LEARNER)
 
 
-@pytest.mark.parametrize("gone", ["interpreter", "base", "settings"])
-def test_a_venv_without_its_python_is_not_ready(run, gone):
+@pytest.mark.parametrize("gone", ["interpreter", "base", "settings", "lib", "packages"])
+def test_a_venv_without_what_a_job_needs_is_not_ready(run, gone):
     make_ready(run, run.LEARNER)
     if gone == "interpreter":
         run.venv_python().unlink()
     elif gone == "base":
         (run.VENV / "pyvenv.cfg").write_text("home = /no/such/python\n")
-    else:
+    elif gone == "settings":
         (run.VENV / "pyvenv.cfg").unlink()
+    else:
+        shutil.rmtree(packages(run).parents[1] if gone == "lib" else packages(run) / "pip")
+    assert not run.is_ready(run.LEARNER)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permission")
+def test_a_venv_whose_python_may_not_be_started_is_not_ready(run):
+    make_ready(run, run.LEARNER)
+    run.venv_python().chmod(0o644)
+    assert not run.is_ready(run.LEARNER)
+
+
+@pytest.mark.parametrize("name", ["run.stamp", "pyvenv.cfg"])
+def test_a_garbled_file_means_not_ready(run, name):
+    make_ready(run, run.LEARNER)
+    (run.VENV / name).write_bytes(b"home\xff\xfe\x00\x80\n")
     assert not run.is_ready(run.LEARNER)
 
 
@@ -176,6 +201,7 @@ def test_a_missing_venv_module_is_told(run, monkeypatch, capsys, missing):
 
 
 def test_the_caller_cannot_lead_a_job_astray(run, monkeypatch):
+    make_ready(run, run.LEARNER)
     for name in ("PYTHONPATH", "PYTHONHOME", "JUPYTER_TOKEN", "JUPYTER_PATH", "MPLBACKEND", "PIP_TARGET"):
         monkeypatch.setenv(name, "theirs")
     monkeypatch.setenv("PIP_USER", "1")
@@ -185,6 +211,28 @@ def test_the_caller_cannot_lead_a_job_astray(run, monkeypatch):
     assert environment["PIP_USER"] == "0"
     assert environment["MHA_REQUIRE_BROWSER"] == "1"
     assert environment["PATH"].split(os.pathsep)[0] == str(run.venv_python().parent)
+
+
+def test_a_read_only_venv_sends_jupyter_to_a_temporary_folder(run, monkeypatch, tmp_path):
+    make_ready(run, run.LEARNER)
+    assert Path(run.environment()["JUPYTER_RUNTIME_DIR"]).is_relative_to(run.VENV)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    own = Path(run.environment()["JUPYTER_RUNTIME_DIR"]).parent
+    assert own.is_dir()
+    assert own.parent == tmp_path
+
+
+def test_lab_writes_its_setting_only_where_it_differs(run, monkeypatch):
+    monkeypatch.setattr(run, "run", lambda command: 0)
+    setting = run.VENV / "share/jupyter/lab/settings/overrides.json"
+    run.lab([])
+    os.utime(setting, (0, 0))
+    run.lab([])
+    assert setting.stat().st_mtime == 0  # left as it was: in a read-only folder a write would fail
+    setting.write_text("another")
+    run.lab([])
+    assert setting.read_text() == run.NO_NEWS
 
 
 def test_all_steps_of_the_tests_run_and_the_end_says_which_failed(run, monkeypatch, capsys):
@@ -264,6 +312,17 @@ def test_a_venv_made_by_other_means_is_left_alone(folder):
     assert done.returncode == 1
     assert "did not make" in done.stderr
     assert [path.name for path in (folder / ".venv").iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("kind", ["file", "link to nothing"])
+def test_a_venv_that_is_no_folder_is_left_alone(run, capsys, kind):
+    if kind == "file":
+        run.VENV.write_text("mine")
+    else:
+        run.VENV.symlink_to("nowhere")
+    assert run.main(["lab"]) == 1
+    assert "Rename or delete it" in capsys.readouterr().err
+    assert not run.VENV.is_dir()
 
 
 def test_two_set_ups_at_once_do_not_mix(folder, run):

@@ -137,7 +137,7 @@ def sentence_attention() -> Explorer:
         alt="Heatmaps of attention weights, one for each head, and the weighted sum that makes one token's output.",
     )
     view = weights_panel.widget
-    view.observe(lambda _: sum_panel.update(explorer.state), names=["head", "query"])
+    explorer.follow(view, sum_panel)
     if "it" in explorer.state.queries:
         view.query = explorer.state.queries.index("it")
     return explorer

@@ -8,7 +8,8 @@ such a state. A combination that cannot be raises ``CannotBeError`` with the rea
 import base64
 import html
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import ipywidgets as widgets
@@ -113,21 +114,35 @@ class Explorer(widgets.VBox):
 
         Jupyter swallows what a callback raises, so without the words a reader would see a picture that stands still.
         """
-        with self._drawing:
-            self._refresh()
-
-    def _refresh(self) -> None:
-        try:
+        with self._told():
             self.state = self.draw(**{name: control.value for name, control in self.controls.items()})
             for panel in self.panels:
                 panel.update(self.state)
-        except CannotBeError as reason:
-            self._say(f"Cannot be: {reason}")
-        except Exception as error:
-            self._say(f"This explorer failed, and shows an old picture: {type(error).__name__}: {error}")
-            raise
-        else:
-            self._say(self.state.note)
+
+    def follow(self, view: AttentionView, panel: Panel, *, names: Sequence[str] = ("head", "query")) -> None:
+        """Update ``panel`` whenever the reader chooses another head or query in ``view``."""
+
+        def update(_: Any) -> None:
+            with self._told():
+                panel.update(self.state)
+
+        view.observe(update, names=list(names))
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """One drawing at a time, and what goes wrong in it in words."""
+        with self._drawing:
+            try:
+                yield
+            except CannotBeError as reason:
+                if self.state is None:  # there is no picture to keep
+                    raise
+                self._say(f"Cannot be: {reason}")
+            except Exception as error:
+                self._say(f"This explorer failed, and shows an old picture: {type(error).__name__}: {error}")
+                raise
+            else:
+                self._say(self.state.note)
 
     def _say(self, words: str) -> None:
         self.message.value = f'<div role="status">{html.escape(words)}</div>'

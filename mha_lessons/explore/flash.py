@@ -94,7 +94,7 @@ def draw_online(d_k: int, length: int, block: int, order: str, factor: str, step
     seen = slice(0, tile.stop)
     exact_total, exact_output = (scores[seen] - maximum).exp().sum(), scores[seen].softmax(0) @ values[seen]
     equal = torch.allclose(mix / total, exact_output, rtol=0, atol=EXACT)
-    note = f"There are {len(tiles)} tiles: all are done. " * (asked > step) + (
+    note = f"Tile {len(tiles)} is the last: all are done. " * (asked > step) + (
         f"After tile {step}: old numbers times {old_counts:.3g}; maximum {maximum:.2f}, sum {total:.3g} (exact "
         f"{exact_total:.3g}); output equals the softmax over the {seen.stop} keys seen so far: {equal}."
     )
@@ -232,7 +232,7 @@ def draw_tiles(num_heads: int, d_k: int, length: int, block_q: int, block_k: int
     error = (mix / begun - exact).abs().amax(dim=(0, 2))
     finished = int((error < EXACT).sum())
     held, full = min(block_q, length) * min(block_k, length), num_heads * length * length
-    note = f"There are {len(tiles)} tiles: all are done. " * (asked > step) + (
+    note = f"Tile {len(tiles)} is the last: all are done. " * (asked > step) + (
         f"{finished} of {length} rows are exact. Largest error of the output: {float(error.max()):.1e}. Scores held at "
         f"once: {held}; plain attention holds {full}."
     )

@@ -102,15 +102,16 @@ class _DistancePanel(FigurePanel):
     """The encoding as a heatmap, and the chosen head's score against the distance."""
 
     def __init__(self, view) -> None:
-        fig, (self.encoding_ax, self.score_ax) = plots.figure(1, 2, width=9, height=3.8)
+        fig, (self.encoding_ax, self.score_ax) = plots.figure(2, 1, width=6, height=6.6)
         super().__init__(fig, self._redraw)
         self.view = view
         self.heat = self.encoding_ax.imshow(np.zeros((2, 2)), cmap=plots.SIGNED_MAP, aspect="auto")
         self.encoding_ax.set_ylabel("position")
         bar = fig.colorbar(self.heat, ax=self.encoding_ax)
         fig.set_layout_engine("none")  # the places are fixed, and a slider need not wait for a layout
-        for ax, left, width in ((self.encoding_ax, 0.08, 0.33), (bar.ax, 0.43, 0.02), (self.score_ax, 0.59, 0.4)):
-            ax.set_position((left, 0.17, width, 0.73))
+        places = (0.14, 0.58, 0.7, 0.36), (0.87, 0.58, 0.03, 0.36), (0.14, 0.09, 0.83, 0.36)
+        for ax, place in zip((self.encoding_ax, bar.ax, self.score_ax), places, strict=True):
+            ax.set_position(place)
         (self.mean,) = self.score_ax.plot([], [], color=plots.COLOURS[0], linestyle="-", label="mean")
         edges = {"color": plots.COLOURS[1], "linestyle": ":", "linewidth": 1.5}
         (self.least,) = self.score_ax.plot([], [], label="least and greatest", **edges)
@@ -156,5 +157,5 @@ def positions() -> Explorer:
         [weights_panel, distance_panel],
         alt="Weights of four heads over one repeated token, the sinusoidal encoding, and one head's score by distance.",
     )
-    weights_panel.widget.observe(lambda _: distance_panel.update(explorer.state), names=["head"])
+    explorer.follow(weights_panel.widget, distance_panel, names=["head"])
     return explorer

@@ -140,5 +140,5 @@ def scaling() -> Explorer:
         [scale_panel, weights_panel],
         alt="Scores as a histogram, one query's weights, its entropy and gradient, and the weights of four heads.",
     )
-    weights_panel.widget.observe(lambda _: scale_panel.update(explorer.state), names=["head", "query"])
+    explorer.follow(weights_panel.widget, scale_panel)
     return explorer

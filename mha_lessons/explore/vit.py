@@ -304,5 +304,5 @@ def untrained_vit() -> Explorer:
         [weights_panel, map_panel],
         alt="The weights of four heads of an untrained ViT, nearly even, and one row of them over a photo.",
     )
-    weights_panel.widget.observe(lambda _: map_panel.update(explorer.state), names=["head", "query"])
+    explorer.follow(weights_panel.widget, map_panel)
     return explorer

@@ -90,6 +90,18 @@ def test_fewer_heads_and_tokens_than_the_chosen_ones():
     assert (view.query, view.head) == (1, 0)
 
 
+def test_the_choice_is_never_outside_the_weights():
+    explorer = sentence_attention()
+    view = explorer.panels[0].widget
+    for controls, head, query in [
+        ({"num_heads": 12, "pretrained": True}, 11, 14),
+        ({"num_heads": 8, "length": 2, "pretrained": False}, 7, 1),
+    ]:
+        for name, value in controls.items():
+            explorer.controls[name].value = value
+        view.head, view.query = head, query
+
+
 @pytest.mark.parametrize("layer", [0, 5])
 def test_pretrained_heads_are_the_models_own(layer):
     explorer = pretrained_heads()

@@ -52,6 +52,20 @@ def test_a_failure_is_shown_in_words_and_raised(explorer):
     assert "RuntimeError: broken" in explorer.message.value
 
 
+def test_a_failure_after_a_choice_in_the_canvas_is_shown_too(explorer):
+    view = explorer.panels[0].widget
+    broken = SimpleNamespace(update=lambda state: 1 / 0)
+    explorer.follow(view, broken)
+    with pytest.raises(ZeroDivisionError):
+        view.head = 1
+    assert "ZeroDivisionError" in explorer.message.value
+
+
+def test_a_first_state_that_cannot_be_is_the_authors_fault():
+    with pytest.raises(CannotBeError):
+        Explorer("test", {"n": widgets.IntSlider(3, 1, 5)}, draw, [WeightsPanel()], alt="Weights of two heads.")
+
+
 def test_a_note_is_shown(explorer):
     explorer.controls["n"].value = 1
     assert "odd" in explorer.message.value

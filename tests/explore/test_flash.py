@@ -64,7 +64,7 @@ def test_the_last_step_of_the_stepper_is_the_softmax_of_the_row():
     weights = torch.as_tensor(state.scores).softmax(0)
     np.testing.assert_allclose(state.running_output, weights @ _vectors()[2, 0, :15, :CHANNELS], rtol=0, atol=EXACT)
     assert state.tile == slice(12, 15)
-    assert state.note.startswith("There are 4 tiles: all are done.")
+    assert state.note.startswith("Tile 4 is the last: all are done.")
 
 
 def test_the_stepper_shows_its_numbers():

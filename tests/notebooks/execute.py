@@ -75,12 +75,16 @@ def stored_form(run: NotebookNode, before: NotebookNode) -> NotebookNode:
     return notebook
 
 
+def digest(cell: NotebookNode) -> str:
+    """What tells whether a cell's source changed."""
+    return hashlib.sha256(cell.source.encode()).hexdigest()
+
+
 def _keep_measured(cell: NotebookNode, earlier: NotebookNode | None) -> None:
     """Keep a measured picture until the cell that makes it changes, so that a run alone changes no byte."""
-    source = hashlib.sha256(cell.source.encode()).hexdigest()
-    if earlier is not None and earlier.metadata.get("measured_source") == source:
+    if earlier is not None and earlier.metadata.get("measured_source") == digest(cell):
         cell.outputs = earlier.outputs
-    cell.metadata["measured_source"] = source
+    cell.metadata["measured_source"] = digest(cell)
 
 
 def main(names: list[str]) -> int:

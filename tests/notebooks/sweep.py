@@ -7,6 +7,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from mha_lessons.attention_view import AttentionView
 from mha_lessons.explore.explorer import Explorer
 
 
@@ -50,5 +51,8 @@ def sweep(explorer: Explorer) -> int:
         corner = number ^ (number >> 1)  # Gray code: one control moves at a time, and every corner is met
         for bit, (_, control) in enumerate(controls):
             control.value = ends(control)[corner >> bit & 1]
+        for view in (panel.widget for panel in explorer.panels if isinstance(panel.widget, AttentionView)):
+            # The last head and query of one corner must not lead outside the weights of the next.
+            view.head, view.query, view.key = (size - 1 for size in view.weights.shape[1:])
         moves += 1
     return moves

@@ -33,10 +33,13 @@ def test_stub_check_and_answer(notebook):
         called = re.fullmatch(r"checks\.(\w+)\((\w+)\)", check.source.strip())
         assert called, f"{check.id} is not one line checks.name(name)"
         exercise, function = called.groups()
+        assert exercise == function, f"{check.id} checks {function} with checks.{exercise}"
+        assert f"def {function}(" in stub.source, f"{stub.id} does not define {function}"
         exec(stub.source, namespace)
         untouched = getattr(checks, exercise)(namespace[function])
         assert not untouched.attempted, f"the stub in {stub.id} counts as attempted"
         learners = namespace[function]
+        namespace.pop(f"answer_{function}", None)
         exec(answer.source, namespace)
         assert namespace[function] is learners, f"{answer.id} overwrites the learner's {function}"
         report = getattr(checks, exercise)(namespace[f"answer_{function}"])

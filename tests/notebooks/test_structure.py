@@ -5,7 +5,7 @@ import re
 import nbformat
 import pytest
 
-from tests.notebooks.execute import METADATA, WIDGET_VIEW, tags
+from tests.notebooks.execute import METADATA, WIDGET_VIEW, digest, tags
 
 ORDER = ("title", "setup", "predict", "widget", "pitfall", "exercise", "summary")
 KNOWN = {*ORDER, "check", "answer", "notes", "measured"}
@@ -100,8 +100,14 @@ def _cell_faults(cell):
         yield "a lecturer's cell is text that says how many minutes"
     if "notes" in tags(cell) and not cell.source.startswith("<details><summary>For lecturers"):
         yield "a lecturer's cell is not folded, so a learner reads it first"
-    if "nbval-ignore" in str(cell.metadata).lower() or "NBVAL_" in cell.source:
+    if re.search(r"nbval|PYTEST_VALIDATE", f"{cell.metadata} {cell.source}", flags=re.IGNORECASE):
         yield "hidden from nbval"
+    if set(cell.metadata) - {"tags", "slideshow", "jupyter", "measured_source"}:
+        yield f"metadata that no lesson needs: {set(cell.metadata)}"
+    if set(cell.metadata.get("jupyter", {})) - {"outputs_hidden" if "answer" not in tags(cell) else "source_hidden"}:
+        yield "a source is folded in answers alone, and no output is folded there"
+    if tags(cell) & {"check", "widget", "exercise"} and "jupyter" in cell.metadata:
+        yield "folded, and the reader must see it"
 
 
 def _code_faults(cell):
@@ -111,8 +117,12 @@ def _code_faults(cell):
     most = MOST_SETUP_LINES if "setup" in tags(cell) else MOST_LINES
     if len(lines(cell)) > most and "answer" not in tags(cell):
         yield f"{len(lines(cell))} lines; expected at most {most}"
-    if "answer" in tags(cell) and not cell.metadata.get("jupyter", {}).get("source_hidden"):
-        yield "an answer that is not folded"
+    if "answer" in tags(cell) and (cell.outputs or not cell.metadata.get("jupyter", {}).get("source_hidden")):
+        yield "an answer that is not folded, or shows something"
+    if "setup" in tags(cell) and "run.py lab" not in cell.source:
+        yield "does not say how to install what is missing"
+    if "measured" in tags(cell) and cell.metadata.get("measured_source") != digest(cell):
+        yield "its source changed since it was measured: run `python run.py notebooks`"
     if "widget" in tags(cell) and not re.match(r"explore\.\w+\(", cell.source):
         yield "a widget cell is one call of explore"
     shows = re.search(r"^(print|plots\.show|checks\.|explore\.)", cell.source, flags=re.MULTILINE)
@@ -168,6 +178,18 @@ PLANTED = {
     "interact": lambda notebook, cell: cell.update(source="widgets.interact(f)"),
     "magic": lambda notebook, cell: cell.update(source="%timeit f()"),
     "hidden from nbval": lambda notebook, cell: cell.update(source="# NBVAL_IGNORE_OUTPUT\n" + cell.source),
+    "hidden in its old name": lambda notebook, cell: cell.update(
+        source="# PYTEST_VALIDATE_IGNORE_OUTPUT\n" + cell.source
+    ),
+    "foreign metadata": lambda notebook, cell: cell.metadata.update(editable=False),
+    "folded check": lambda notebook, cell: _tagged(notebook, "check").metadata.update(jupyter={"outputs_hidden": True}),
+    "folded exercise": lambda notebook, cell: _tagged(notebook, "exercise").metadata.update(
+        jupyter={"source_hidden": True}
+    ),
+    "answer that prints": lambda notebook, cell: _tagged(notebook, "answer").update(
+        outputs=[nbformat.v4.new_output("stream", text="right\n")]
+    ),
+    "no hint in the set-up": lambda notebook, cell: _tagged(notebook, "setup").update(source="import torch"),
     "random id": lambda notebook, cell: cell.update(id="0a1b2c3d"),
     "unknown tag": lambda notebook, cell: cell.metadata.update(tags=["raises-exception"]),
     "open notes": lambda notebook, cell: _tagged(notebook, "notes").update(source="5 minutes. Ask."),
