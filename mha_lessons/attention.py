@@ -1,5 +1,7 @@
 """Attention from the formula up: scaled dot product, splitting into heads, the whole layer, and its cache."""
 
+from numbers import Real
+
 import einops
 import torch
 from torch import nn
@@ -36,20 +38,22 @@ def scaled_dot_product_attention(
         out (... i dv) and weights (... i j), the weights before dropout, both in the dtype of q.
 
     Raises:
-        TypeError: not floating point, dtypes differ, or a mask is neither bool nor floating point.
-        ValueError: shapes do not fit, or a float mask holds only 0 and 1 (a keep mask in disguise: added, it
-            would hide nothing).
+        TypeError: not floating point, dtypes differ, a mask is neither bool nor floating point, or dropout_p is no
+            number.
+        ValueError: shapes do not fit, dropout_p lies outside 0 to 1, or a float mask holds only 0 and 1 (a keep mask
+            in disguise: added, it would hide nothing).
 
     Source: Vaswani et al.: Attention Is All You Need (2017), equation 1.
     Oracle: ``torch.nn.functional.scaled_dot_product_attention``.
     """
     check_qkv(q, k, v)
+    _check_chance(dropout_p, "dropout_p")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     exact = torch.promote_types(q.dtype, torch.float32)
     if mask is not None:
         mask = check_mask(mask, q, k)
         if mask.dtype == torch.bool:
-            q, k, v = without_unseen(q, k, v, mask)
+            q, k, v = without_unseen(q, k, v, sees=mask.any(dim=-1), seen=mask.any(dim=-2))
     # The scale goes on q: the product alone can overflow, and q is smaller than the scores.
     scores = (q.to(exact) * scale) @ k.to(exact).transpose(-2, -1)
     weights = scores.softmax(dim=-1) if mask is None else _masked_softmax(scores, mask)
@@ -111,6 +115,13 @@ def _check_divides(part: int, whole: int, part_name: str, whole_name: str) -> No
         raise ValueError(f"{part_name} is {part} and {whole_name} is {whole}; expected the first to divide the second")
 
 
+def _check_chance(value: float, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; expected a number from 0 to 1")
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} is {value}; expected a chance from 0 to 1")
+
+
 class KVCache:
     """The keys and values of all positions so far, so that decoding computes each of them once.
 
@@ -141,10 +152,13 @@ class KVCache:
             k and v over all positions.
 
         Raises:
-            ValueError: other axes than the positions differ from the cached ones.
+            TypeError: the dtype differs from that of the cached ones.
+            ValueError: other axes than the positions differ.
         """
         if self.k is None:
             return k, v
+        if self.k.dtype != k.dtype:
+            raise TypeError(f"the cache holds {self.k.dtype} and the new keys are {k.dtype}; start a new KVCache")
         if (*self.k.shape[:-2], self.k.shape[-1]) != (*k.shape[:-2], k.shape[-1]):
             raise ValueError(
                 f"the cache holds keys of shape {tuple(self.k.shape)} and the new ones are {tuple(k.shape)}; "
@@ -166,13 +180,15 @@ class MultiHeadAttention(nn.Module):
             h // (num_heads / num_kv_heads). None: as many as query heads. 1 is multi-query attention.
         bias: whether the four projections have one.
         dropout: chance that a weight is dropped while training.
-        rotary: turn queries and keys by their position; d_k must be even.
+        rotary: turn queries and keys by their position; d_k must be even. Both are counted from 0, the new ones of a
+            cache from its length: so in cross-attention the first query stands at the first key, while ``causal_mask``
+            lets the last query stand at the last key.
 
     Attributes:
         q_proj, k_proj, v_proj, out_proj: ``nn.Linear``.
 
     Raises:
-        TypeError: a size is no int.
+        TypeError: a size is no int, or dropout no number.
         ValueError: sizes are not positive, do not divide, or dropout lies outside 0 to 1.
 
     Source: Vaswani et al.: Attention Is All You Need (2017), section 3.2.2; Ainslie et al.: GQA (2023).
@@ -198,8 +214,7 @@ class MultiHeadAttention(nn.Module):
         check_count(d_model, "d_model", least=1)
         check_count(d_k, "d_k", least=1)
         _check_divides(num_kv_heads, num_heads, "num_kv_heads", "num_heads")
-        if not 0 <= dropout <= 1:
-            raise ValueError(f"dropout is {dropout}; expected a chance from 0 to 1")
+        _check_chance(dropout, "dropout")
         if rotary and d_k % 2:
             raise ValueError(f"d_k is {d_k}; rotary turns pairs of channels, so expected an even width of a head")
         self.d_model, self.num_heads, self.num_kv_heads, self.d_k = d_model, num_heads, num_kv_heads, d_k
@@ -229,7 +244,9 @@ class MultiHeadAttention(nn.Module):
             query: (... i e); usually (b i e).
             key: (... j e); None: the query, which is self-attention.
             value: (... j e); None: the key.
-            mask: broadcastable to (... h i j): bool with True = may attend, or floating point, which is added.
+            mask: broadcastable to (... h i j): bool with True = may attend, or floating point, which is added. Hidden
+                content reaches no output; NaN in padding still reaches the gradients of the projections, which read
+                every position (0 · NaN is NaN): fill padding with 0.
                 With a cache it spans the cached and the new keys. No mask is made for you: decode one token at a
                 time without one, or several with ``causal_mask(n_new, n_all)``.
             cache: filled with the new keys and values.
@@ -238,7 +255,8 @@ class MultiHeadAttention(nn.Module):
             out (... i e) and weights (... h i j), before dropout.
 
         Raises:
-            TypeError: inputs are not tensors, or not of the layer's dtype.
+            TypeError: inputs are not tensors, or not of the layer's dtype (autocast may convert them), or the cache is
+                no ``KVCache`` or of another dtype.
             ValueError: shapes do not fit. The cache is then unchanged.
         """
         key = query if key is None else key
@@ -247,6 +265,8 @@ class MultiHeadAttention(nn.Module):
         keys = check_shape(key, "... j e", name="key", e=self.d_model)
         check_shape(value, "... j e", name="value", j=keys["j"], e=self.d_model)
         self._check_dtypes(query=query, key=key, value=value)
+        if not isinstance(cache, KVCache | None):
+            raise TypeError(f"cache is a {type(cache).__name__}; expected a KVCache, made once for each layer")
         q = split_heads(self.q_proj(query), self.num_heads)
         k = split_heads(self.k_proj(key), self.num_kv_heads)
         v = split_heads(self.v_proj(value), self.num_kv_heads)
@@ -262,14 +282,17 @@ class MultiHeadAttention(nn.Module):
             mask,
             dropout_p=self.dropout if self.training else 0.0,
         )
-        if cache is not None:
+        out = self.out_proj(merge_heads(out))
+        if cache is not None:  # nothing can fail any more
             cache.k, cache.v = k, v
-        return self.out_proj(merge_heads(out)), weights
+        return out, weights
 
     def _check_dtypes(self, **inputs: torch.Tensor) -> None:
         expected = self.q_proj.weight.dtype
         for name, x in inputs.items():
-            if x.dtype != expected:
+            # autocast converts all floating-point dtypes but float64
+            mixes = torch.is_autocast_enabled(x.device.type) and x.dtype.is_floating_point
+            if x.dtype != expected and not (mixes and torch.float64 not in (x.dtype, expected)):
                 raise TypeError(f"{name} is {x.dtype} and the layer is {expected}; convert one: x.to({expected})")
 
     def _for_each_query_head(self, x: torch.Tensor) -> torch.Tensor:
@@ -286,7 +309,7 @@ class MultiHeadAttention(nn.Module):
                 ``batch_first`` says how it reads its inputs; ours always reads (b n e).
 
         Returns:
-            A layer of the same dtype, device and training mode.
+            A layer of the same dtype, device and training mode; what was frozen stays frozen.
 
         Raises:
             TypeError: not an ``nn.MultiheadAttention``.
@@ -309,8 +332,10 @@ class MultiHeadAttention(nn.Module):
         ours = ours.to(weight).train(module.training)
         with torch.no_grad():
             for i, projection in enumerate((ours.q_proj, ours.k_proj, ours.v_proj)):
-                projection.weight.copy_(weight.chunk(3)[i])
+                projection.weight.copy_(weight.chunk(3)[i]).requires_grad_(weight.requires_grad)
                 if bias is not None:
-                    projection.bias.copy_(bias.chunk(3)[i])
+                    projection.bias.copy_(bias.chunk(3)[i]).requires_grad_(bias.requires_grad)
             ours.out_proj.load_state_dict(module.out_proj.state_dict())
+            for name, parameter in module.out_proj.named_parameters():
+                ours.out_proj.get_parameter(name).requires_grad_(parameter.requires_grad)
         return ours

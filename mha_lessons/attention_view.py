@@ -120,6 +120,7 @@ def _checked_weights(weights) -> np.ndarray:
         weights = weights.detach().cpu().float()
     with np.errstate(over="ignore"):  # too large for float32 becomes inf, which is refused below
         array = np.asarray(weights).astype("<f4")
+    array += 0  # -0.0 becomes 0.0, so that no reader sees "-0.00"
     if array.ndim not in (3, 4):
         raise ValueError(
             f"weights has shape {array.shape}, {array.ndim} axes; expected 3 (h i j) or 4 (frames h i j):"

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from mha_lessons.masks import causal_mask, check_mask, without_unseen
 from mha_lessons.shapes import check_count, check_qkv, check_shape
 
-# Scores are kept in units of log 2, as exp2 is several times faster than exp: 2^(x log2 e) = e^x.
+# exp2 is several times faster than exp, and 2^(x log2 e) = e^x.
 LOG2_E = math.log2(math.e)
 
 
@@ -93,7 +93,9 @@ def flash_attention(
         k: (... j d) keys.
         v: (... j dv) values.
         mask: broadcastable to (... i j), and never expanded. bool: True = may attend. Floating point: added to the
-            scores; hide with -inf, as a row of large negative numbers keeps no digit of its scores.
+            scores; hide with -inf, as a row of large negative numbers keeps no digit of its scores. With a bool
+            mask, what stands in k and v where neither mask nor ``causal`` lets a query look, NaN included, reaches
+            neither the output nor a gradient.
         causal: each query sees the keys up to its own position; the last query sees every key.
         scale: factor on q kᵀ; None: 1/√d.
         block_q: queries per tile. The defaults were the fastest when measured: one head's tile fits the cache.
@@ -115,6 +117,7 @@ def flash_attention(
     heads = check_qkv(q, k, v)
     check_count(block_q, "block_q", least=1)
     check_count(block_k, "block_k", least=1)
+    tiling = Tiling(q.shape[-2], k.shape[-2], block_q, block_k, causal)
     if mask is not None:
         mask = check_mask(mask, q, k)
         if mask.requires_grad:
@@ -123,12 +126,12 @@ def flash_attention(
                 "mask.detach(), or attention.scaled_dot_product_attention to learn a bias"
             )
         if mask.dtype == torch.bool:
-            q, k, v = without_unseen(q, k, v, mask)
+            q, k, v = without_unseen(q, k, v, *_sees_and_seen(mask, tiling))
         mask = mask.expand(*heads, *mask.shape[-2:])
     q, k, v = (x.expand(*heads, *x.shape[-2:]) for x in (q, k, v))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    out, lse = _FlashAttention.apply(q, k, v, mask, scale, Tiling(q.shape[-2], k.shape[-2], block_q, block_k, causal))
-    return (out, lse.squeeze(-1)) if return_lse else out
+    out, maximum, total = _FlashAttention.apply(q, k, v, mask, scale, tiling)
+    return (out, (maximum + total.log()).squeeze(-1)) if return_lse else out
 
 
 @dataclass(frozen=True)
@@ -175,13 +178,37 @@ def _blocks(start: int, stop: int, size: int) -> Iterator[slice]:
     return (slice(at, min(at + size, stop)) for at in range(start, stop, size))
 
 
+def _sees_and_seen(mask: torch.Tensor, tiling: Tiling) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which queries see a key (... i), and which keys a query sees (... j), by mask and diagonal together."""
+    sees = mask.new_zeros(*mask.shape[:-2], tiling.n_queries)
+    seen = mask.new_zeros(*mask.shape[:-2], tiling.n_keys)
+    for rows, columns in tiling:
+        tile = _of_tile(mask, rows, columns)
+        if tiling.is_diagonal(rows, columns):
+            tile = tile & mask.new_ones(rows.stop - rows.start, columns.stop - columns.start).tril()
+        sees[..., rows] |= tile.any(dim=-1)
+        seen[..., columns] |= tile.any(dim=-2)
+    return sees, seen
+
+
+def _of_tile(mask: torch.Tensor, rows: slice, columns: slice) -> torch.Tensor:
+    """The part of a mask (... i j) that belongs to a tile; an axis of size 1 stands for all."""
+    height, width = mask.shape[-2:]
+    return mask[..., rows if height > 1 else slice(None), columns if width > 1 else slice(None)]
+
+
 class _Scores:
-    """The scores of one head in units of log 2, a tile at a time, -inf where hidden. One buffer holds them all."""
+    """The scores of one head, a tile at a time, -inf where hidden. One buffer holds them all.
+
+    They are kept in units of log 2, ready for exp2. Not so beside a float mask, whose lowest numbers would overflow in
+    that unit: there only differences of scores are brought to it.
+    """
 
     def __init__(
         self, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float, tiling: Tiling
     ) -> None:
-        self.q, self.k, self.mask, self.tiling = q * (scale * LOG2_E), k, mask, tiling
+        self.unit = 1.0 if mask is not None and mask.dtype.is_floating_point else LOG2_E
+        self.q, self.k, self.mask, self.tiling = q * (scale * self.unit), k, mask, tiling
         height, width = min(tiling.block_q, tiling.n_queries), min(tiling.block_k, tiling.n_keys)
         self.buffer = q.new_empty(height * width)
         self.future = ~causal_mask(min(height, width)).to(q.device) if tiling.causal else None
@@ -197,44 +224,53 @@ class _Scores:
         return scores
 
     def _apply_mask(self, scores: torch.Tensor, rows: slice, columns: slice) -> None:
-        height, width = self.mask.shape
-        tile = self.mask[rows if height > 1 else slice(None), columns if width > 1 else slice(None)]
+        tile = _of_tile(self.mask, rows, columns)
         if tile.dtype == torch.bool:
             scores.masked_fill_(~tile, -torch.inf)
         else:
-            scores.add_(tile.to(scores.dtype), alpha=LOG2_E)
+            scores.add_(tile.to(scores.dtype))
+
+    def exp_(self, difference: torch.Tensor) -> torch.Tensor:
+        """exp of a difference of two scores, in place."""
+        return (difference if self.unit == LOG2_E else difference.mul_(LOG2_E)).exp2_()
 
 
 class _FlashAttention(torch.autograd.Function):
     """Head by head, so that a tile and what it needs stay in the cache."""
 
     @staticmethod
-    def forward(ctx, q, k, v, mask, scale, tiling):
+    def forward(q, k, v, mask, scale, tiling):
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
-        lse = q.new_empty(*q.shape[:-1], 1, dtype=torch.promote_types(q.dtype, torch.float32))
+        maximum = q.new_empty(*q.shape[:-1], 1, dtype=torch.promote_types(q.dtype, torch.float32))
+        total = torch.empty_like(maximum)
         for head in product(*map(range, q.shape[:-2])):
             inputs = (_exact(x[head]) for x in (q, k, v))
-            out[head], lse[head] = _attend(*inputs, None if mask is None else mask[head], scale, tiling)
-        ctx.save_for_backward(q, k, v, mask, out, lse)
-        ctx.scale, ctx.tiling = scale, tiling
-        ctx.mark_non_differentiable(lse)
-        return out, lse
+            of_head = _attend(*inputs, None if mask is None else mask[head], scale, tiling)
+            for result, part in zip((out, maximum, total), of_head, strict=True):
+                result[head] = part
+        return out, maximum, total
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        q, k, v, mask, ctx.scale, ctx.tiling = inputs
+        ctx.save_for_backward(q, k, v, mask, *output)
+        ctx.mark_non_differentiable(*output[1:])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_out, _):
-        q, k, v, mask, out, lse = ctx.saved_tensors
+    def backward(ctx, grad_out, *_):
+        q, k, v, mask, out, maximum, total = ctx.saved_tensors
         grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         for head in product(*map(range, q.shape[:-2])):
-            inputs = (_exact(x[head]) for x in (q, k, v, grad_out, out))
-            of_head = _gradients(*inputs, lse[head], None if mask is None else mask[head], ctx.scale, ctx.tiling)
+            inputs = (_exact(x[head]) for x in (q, k, v, grad_out, out, maximum, total))
+            of_head = _gradients(*inputs, None if mask is None else mask[head], ctx.scale, ctx.tiling)
             for grad, part in zip(grads, of_head, strict=True):
                 grad[head] = part
         return *grads, None, None, None
 
 
-def _attend(q, k, v, mask, scale, tiling) -> tuple[torch.Tensor, torch.Tensor]:
-    """out (i dv) and lse (i 1) of one head: each row's maximum, sum and mix of values so far, rescaled as they grow."""
+def _attend(q, k, v, mask, scale, tiling) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One head: each row's mix of values so far (i dv), maximum and sum (i 1), rescaled as they grow."""
     maximum, total = q.new_full((len(q), 1), -torch.inf), q.new_zeros(len(q), 1)
     mix = q.new_zeros(len(q), v.shape[1])
     scores = _Scores(q, k, mask, scale, tiling)
@@ -242,29 +278,32 @@ def _attend(q, k, v, mask, scale, tiling) -> tuple[torch.Tensor, torch.Tensor]:
         tile = scores(rows, columns)
         new_maximum = torch.maximum(maximum[rows], tile.amax(dim=-1, keepdim=True))
         shift = _finite(new_maximum)
-        weights = tile.sub_(shift).exp2_()
-        kept = (maximum[rows] - shift).exp2_()
+        weights = scores.exp_(tile.sub_(shift))
+        kept = scores.exp_(maximum[rows] - shift)
         total[rows] = total[rows] * kept + weights.sum(dim=-1, keepdim=True)
         mix[rows].mul_(kept).addmm_(weights, v[columns])
         maximum[rows] = new_maximum
-    return mix.div_(_at_least_1(total)), (maximum + total.log2()) / LOG2_E
+    return mix.div_(_at_least_1(total)), maximum / scores.unit, total
 
 
-def _gradients(q, k, v, grad_out, out, lse, mask, scale, tiling) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _gradients(
+    q, k, v, grad_out, out, maximum, total, mask, scale, tiling
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of one head's q (i d), k (j d) and v (j dv).
 
-    With P = exp(S - lse) made once more from the scores S, dV = Pᵀ dO and dP = dO Vᵀ. Through the softmax,
-    dSᵢⱼ = Pᵢⱼ (dPᵢⱼ - Σⱼ Pᵢⱼ dPᵢⱼ), and the sum over the whole row needs no row: it is dOᵢ · Oᵢ.
+    With P = exp(S - maximum) / total made once more from the scores S, dV = Pᵀ dO and dP = dO Vᵀ. Through the softmax,
+    dSᵢⱼ = Pᵢⱼ (dPᵢⱼ - Σⱼ Pᵢⱼ dPᵢⱼ), and the sum over the whole row needs no row: it is dOᵢ · Oᵢ. All of it is linear in
+    dO, so dO is divided by the total, not P. (S - lse would lose the log of the total beside a large maximum.)
     """
-    sees_nothing = lse == -torch.inf
-    q = q.masked_fill(sees_nothing, 0)
-    lse = (lse * LOG2_E).masked_fill(sees_nothing, torch.inf)  # exp2(-inf - inf) = 0, and no NaN
+    sees_nothing = maximum == -torch.inf
+    q, grad_out = q.masked_fill(sees_nothing, 0), grad_out / _at_least_1(total)
+    scores = _Scores(q, k, mask, scale, tiling)
+    maximum = (maximum * scores.unit).masked_fill(sees_nothing, torch.inf)  # exp(-inf - inf) = 0, and no NaN
     delta = (grad_out * out).sum(dim=-1, keepdim=True)
     grad_q, grad_k, grad_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    scores = _Scores(q, k, mask, scale, tiling)
     buffer = torch.empty_like(scores.buffer)
     for rows, columns in tiling:
-        weights = scores(rows, columns).sub_(lse[rows]).exp2_()
+        weights = scores.exp_(scores(rows, columns).sub_(maximum[rows]))
         grad_v[columns].addmm_(weights.T, grad_out[rows])
         grad_weights = torch.mm(grad_out[rows], v[columns].T, out=buffer[: weights.numel()].view_as(weights))
         grad_scores = grad_weights.sub_(delta[rows]).mul_(weights)

@@ -65,6 +65,7 @@ def sliding_window_mask(n_queries: int, window: int, n_keys: int | None = None) 
     """
     check_count(window, "window", least=1)
     back = _distance_back(n_queries, n_keys)
+    window = min(window, back.shape[-1])  # a larger one sees no more, and may not fit int64
     return (back >= 0) & (back < window)
 
 
@@ -82,7 +83,12 @@ def padding_mask(lengths: torch.Tensor | Sequence[int], n_keys: int | None = Non
         TypeError: lengths are not whole numbers, or n_keys is no int.
         ValueError: lengths are not one axis, one lies outside 0 ... n_keys, or n_keys is negative.
     """
-    lengths = torch.as_tensor(lengths)
+    try:
+        lengths = torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"lengths are {lengths!r}; expected whole numbers, the count of real tokens of each sequence"
+        ) from None
     if lengths.numel() == 0 and not lengths.dtype.is_complex:
         lengths = lengths.long()  # an empty list arrives as floats
     if lengths.dtype.is_floating_point or lengths.dtype.is_complex or lengths.dtype == torch.bool:
@@ -93,6 +99,7 @@ def padding_mask(lengths: torch.Tensor | Sequence[int], n_keys: int | None = Non
         raise ValueError(
             f"lengths have shape {tuple(lengths.shape)}; expected one axis (b), a length for each sequence"
         )
+    lengths = lengths.long()  # n_keys may be more than a short dtype can hold
     if n_keys is None:
         n_keys = max([0, *lengths.tolist()])
     check_count(n_keys, "n_keys")
@@ -185,7 +192,7 @@ def _holds_only_0_and_1(mask: torch.Tensor) -> bool:
 
 
 def without_unseen(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sees: torch.Tensor, seen: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """0 in place of keys and values that no query sees, and of queries that see no key.
 
@@ -195,12 +202,11 @@ def without_unseen(
         q: (... i d).
         k: (... j d).
         v: (... j dv).
-        mask: bool, with at least the axes (i j).
+        sees: (... i) bool, whether a query sees a key.
+        seen: (... j) bool, whether a key is seen by a query. Here and in ``sees`` the axis may be 1.
 
     Returns:
-        q, k and v, with the leading axes of the mask where it has more.
+        q, k and v, with the leading axes of ``sees`` and ``seen`` where these have more.
     """
-    if mask.all():
-        return q, k, v
-    sees, seen = mask.any(dim=-1)[..., None], mask.any(dim=-2)[..., None]
+    sees, seen = sees[..., None], seen[..., None]
     return torch.where(sees, q, 0), torch.where(seen, k, 0), torch.where(seen, v, 0)

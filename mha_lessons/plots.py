@@ -220,7 +220,7 @@ def over_photo(pixels: np.ndarray, weights: np.ndarray) -> np.ndarray:
     pixels, weights = np.asarray(pixels), np.asarray(weights, dtype=float)
     rows, columns = weights.shape
     patch = np.ones((pixels.shape[1] // rows, pixels.shape[2] // columns))
-    colour = matplotlib.colormaps[WEIGHT_MAP](np.kron(weights / weights.max(), patch))[..., :3]
+    colour = matplotlib.colormaps[WEIGHT_MAP](np.kron(weights / (weights.max() or 1.0), patch))[..., :3]
     return 0.45 * pixels.mean(0) + 0.55 * np.moveaxis(colour, -1, 0)
 
 

@@ -13,6 +13,37 @@ def _check_base(base: float) -> None:
         raise ValueError(f"base is {base}; expected a positive number")
 
 
+def check_grid(grid: tuple[int, int], name: str) -> tuple[int, int]:
+    """Refuse what is no pair of sizes.
+
+    Args:
+        grid: two counts of 1 or more, such as (rows, columns) or (H, W).
+        name: what the caller calls it, for the error's text.
+
+    Returns:
+        The two.
+
+    Raises:
+        TypeError: ``grid`` has no sides, or a side is no int.
+        ValueError: not two sides, or one is less than 1.
+    """
+    try:
+        sides = tuple(grid)
+    except TypeError:
+        sides = None
+    if sides is None or len(sides) != 2:
+        error = TypeError if sides is None else ValueError
+        raise error(f"{name} is {grid!r}; expected two ints, the height before the width")
+    for side in sides:
+        check_count(side, f"a side of {name}", least=1)
+    return int(sides[0]), int(sides[1])
+
+
+def _check_floating(x: torch.Tensor, wanted: str) -> None:
+    if not x.dtype.is_floating_point:
+        raise TypeError(f"x is {x.dtype}; expected floating-point {wanted}")
+
+
 def sinusoidal_encoding(
     n: int, d_model: int, *, base: float = 10_000.0, offset: int = 0, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
@@ -78,8 +109,7 @@ class SinusoidalEncoding(nn.Module):
             ValueError: x is not of width d_model.
         """
         n = check_shape(x, "... n e", name="x", e=self.d_model)["n"]
-        if not x.dtype.is_floating_point:
-            raise TypeError(f"x is {x.dtype}; expected floating-point vectors: embed the tokens first")
+        _check_floating(x, "vectors: embed the tokens first")
         return x + sinusoidal_encoding(n, self.d_model, offset=offset, dtype=x.dtype).to(x.device)
 
 
@@ -113,19 +143,21 @@ class LearnedEncoding(nn.Module):
             offset: position of the first token, such as the number of keys in a cache.
 
         Returns:
-            (... n e).
+            (... n e), in the dtype of x.
 
         Raises:
+            TypeError: x is not a floating-point tensor.
             ValueError: x is not of width d_model, or a position lies outside the table.
         """
         max_len, d_model = self.table.shape
         n = check_shape(x, "... n e", name="x", e=d_model)["n"]
+        _check_floating(x, "vectors: embed the tokens first")
         if offset < 0 or offset + n > max_len:
             raise ValueError(
                 f"x needs positions {offset} to {offset + n - 1} and the table ends at {max_len - 1}: "
                 "give LearnedEncoding a larger max_len and train it, or cut the sequence"
             )
-        return x + self.table[offset : offset + n]
+        return x + self.table[offset : offset + n].to(x.dtype)
 
 
 def rotary(x: torch.Tensor, *, offset: int = 0, base: float = 10_000.0, layout: str = "interleaved") -> torch.Tensor:
@@ -150,8 +182,7 @@ def rotary(x: torch.Tensor, *, offset: int = 0, base: float = 10_000.0, layout: 
     Source: Su et al.: RoFormer (2021), equation 15.
     """
     size = check_shape(x, "... n d", name="x")
-    if not x.dtype.is_floating_point:
-        raise TypeError(f"x is {x.dtype}; expected floating-point queries or keys")
+    _check_floating(x, "queries or keys")
     if size["d"] % 2:
         raise ValueError(f"d is {size['d']}; rotary turns pairs of channels, so expected an even width")
     if layout not in ROTARY_LAYOUTS:
@@ -293,18 +324,15 @@ def resize_positions(
         (n' e) with n' = num_prefix + rows · columns of the new grid, in the table's dtype.
 
     Raises:
-        TypeError: a size is no int.
+        TypeError: a grid is no pair, or a size no int.
         ValueError: a size is less than 1, or the table does not have num_prefix + rows · columns rows.
 
     Source: Dosovitskiy et al.: An Image is Worth 16x16 Words (2021), section 3.2.
     Oracle: ``F.interpolate(mode="bicubic", align_corners=False, antialias=False)``.
     """
     check_count(num_prefix, "num_prefix")
-    for name, grid in (("old_grid", old_grid), ("new_grid", new_grid)):
-        for size in grid:
-            check_count(size, f"a side of {name}", least=1)
+    (rows, columns), new_grid = check_grid(old_grid, "old_grid"), check_grid(new_grid, "new_grid")
     n = check_shape(table, "n e", name="table")["n"]
-    rows, columns = old_grid
     if n != num_prefix + rows * columns:
         raise ValueError(
             f"table has {n} rows; expected num_prefix + rows · columns = {num_prefix} + {rows} · {columns} = "
@@ -313,5 +341,5 @@ def resize_positions(
     prefix, patches = table[:num_prefix], table[num_prefix:]
     exact = patches.to(torch.promote_types(table.dtype, torch.float32))
     picture = exact.unflatten(0, (rows, columns)).permute(2, 0, 1)  # channels first, as interpolate reads it
-    resized = nn.functional.interpolate(picture[None], size=tuple(new_grid), mode="bicubic", align_corners=False)[0]
+    resized = nn.functional.interpolate(picture[None], size=new_grid, mode="bicubic", align_corners=False)[0]
     return torch.cat([prefix, resized.flatten(1).T.to(table.dtype)])

@@ -1,11 +1,13 @@
 """From a picture to a sentence of patches, and the transformer that reads it."""
 
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
 
 import einops
 import torch
 from torch import nn
 
+from mha_lessons.positions import check_grid
 from mha_lessons.shapes import check_count, check_shape
 from mha_lessons.transformer import Block, train
 
@@ -44,14 +46,15 @@ def unpatchify(patches: torch.Tensor, patch_size: int, grid: tuple[int, int]) ->
         (b c H W) = (b, c, rows · p, columns · p).
 
     Raises:
-        TypeError: patches are no tensor.
-        ValueError: n is not rows · columns, or a patch is not c · p · p numbers long.
+        TypeError: patches are no tensor, grid is no pair, or a size no int.
+        ValueError: a size is less than 1, n is not rows · columns, or a patch is not c · p · p numbers long.
     """
     size = check_shape(patches, "b n length", name="patches")
-    rows, columns = grid
-    if rows < 1 or columns < 1 or rows * columns != size["n"]:
+    rows, columns = check_grid(grid, "grid")
+    check_count(patch_size, "patch_size", least=1)
+    if rows * columns != size["n"]:
         raise ValueError(f"there are {size['n']} patches and the grid is {rows} x {columns} = {rows * columns}")
-    if patch_size < 1 or size["length"] % patch_size**2:
+    if size["length"] % patch_size**2:
         raise ValueError(
             f"a patch holds {size['length']} numbers and patch_size is {patch_size}; "
             f"expected a multiple of {patch_size} · {patch_size}, one square for each channel"
@@ -99,8 +102,9 @@ class PatchEmbedding(nn.Module):
 
     def __init__(self, image_size: int | tuple[int, int], patch_size: int, channels: int, d_model: int) -> None:
         super().__init__()
-        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-        for name, value in (("H", height), ("W", width), ("channels", channels), ("d_model", d_model)):
+        square = isinstance(image_size, Integral)
+        height, width = check_grid((image_size, image_size) if square else image_size, "image_size")
+        for name, value in (("channels", channels), ("d_model", d_model)):
             check_count(value, name, least=1)
         _check_fits(height, width, patch_size)
         self.image_size, self.patch_size, self.channels = (height, width), patch_size, channels
@@ -149,7 +153,8 @@ class VisionTransformer(nn.Module):
         patches: ``PatchEmbedding``. cls: (e). positions: (1 + n, e), CLS first. blocks, norm, head.
 
     Raises:
-        ValueError: sizes that ``PatchEmbedding`` or ``Block`` refuses.
+        TypeError: a size is no int.
+        ValueError: a size is less than 1, or ``PatchEmbedding`` or ``Block`` refuses it.
 
     Source: Dosovitskiy et al.: An Image is Worth 16x16 Words (2021), equations 1-4.
     """
@@ -168,6 +173,8 @@ class VisionTransformer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        check_count(num_classes, "num_classes", least=1)
+        check_count(num_layers, "num_layers", least=1)
         self.patches = PatchEmbedding(image_size, patch_size, channels, d_model)
         rows, columns = self.patches.grid
         self.cls = nn.Parameter(torch.zeros(d_model))
@@ -220,8 +227,8 @@ def attention_rollout(weights: Sequence[torch.Tensor]) -> torch.Tensor:
         (b n n), rows that sum to 1.
 
     Raises:
-        TypeError: a layer's weights are no tensor.
-        ValueError: no layers came, or their shapes are not (b h n n) with one b and n.
+        TypeError: a layer's weights are no floating-point tensor, or of another dtype than the first's.
+        ValueError: no layers came, their shapes are not (b h n n) with one b and n, or a layer has no head.
 
     Source: Abnar and Zuidema: Quantifying Attention Flow in Transformers (2020), section 3.
     """
@@ -230,7 +237,10 @@ def attention_rollout(weights: Sequence[torch.Tensor]) -> torch.Tensor:
     n = check_shape(weights[0], "b h n n", name="weights of layer 0")["n"]
     rollout = torch.eye(n).to(weights[0])
     for number, layer in enumerate(weights):
-        check_shape(layer, "b h i j", name=f"weights of layer {number}", b=len(weights[0]), i=n, j=n)
+        size = check_shape(layer, "b h i j", name=f"weights of layer {number}", b=len(weights[0]), i=n, j=n)
+        if not layer.dtype.is_floating_point or layer.dtype != rollout.dtype:
+            raise TypeError(f"weights of layer {number} are {layer.dtype}; expected one floating-point dtype for all")
+        check_count(size["h"], f"the number of heads of layer {number}", least=1)
         rollout = (layer.mean(dim=1) + torch.eye(n).to(layer)) / 2 @ rollout
     return rollout
 

@@ -96,6 +96,19 @@ def test_by_hand():
     assert_agree(out, torch.tensor([[6.0, 3.0, 4.0]]), tolerance=1e-6)
 
 
+def test_a_scale_of_0_is_a_scale():
+    q, k, v = torch.randn(2, 4, 3).double(), torch.randn(2, 5, 3).double(), torch.randn(2, 5, 2).double()
+    out, weights = scaled_dot_product_attention(q, k, v, scale=0)
+    assert_agree(weights, torch.full((2, 4, 5), 0.2).double(), tolerance=1e-7)
+    assert_agree(out, v.mean(-2, keepdim=True).expand(2, 4, 2))
+
+
+def test_the_scale_comes_before_a_product_that_overflows():
+    q, k, v = torch.full((2, 4), 2e19), torch.full((3, 4), 2e19), torch.randn(3, 5)  # q·k = 1.6e39; float32: 3.4e38
+    out, _ = scaled_dot_product_attention(q, k, v, scale=1e-20)
+    assert_agree(out, v.mean(0, keepdim=True).expand(2, 5), tolerance=1e-6)
+
+
 def test_leading_axes_broadcast():
     q, k, v = torch.randn(2, 3, 4, 5).double(), torch.randn(3, 6, 5).double(), torch.randn(6, 2).double()
     mask = torch.rand(2, 1, 4, 6) > 0.4
@@ -159,7 +172,8 @@ def test_c10_c20_row_0_of_a_causal_mask_sees_itself():
 
 def test_c20_a_float_mask_of_0_and_1_is_refused():
     q, k, v = torch.randn(2, 4, 3), torch.randn(2, 5, 3), torch.randn(2, 5, 2)
-    for mask in (causal_mask(4, 5).float(), causal_mask(4, 5).double(), torch.ones(4, 5)):
+    rows = torch.tensor([[1.0], [0], [1], [1]])  # a mask of one column hides whole rows
+    for mask in (causal_mask(4, 5).float(), causal_mask(4, 5).double(), torch.ones(4, 5).half(), rows):
         with pytest.raises(ValueError, match=r"holds only 0 and 1\. A float mask is added to the scores"):
             scaled_dot_product_attention(q, k, v, mask)
     plain = scaled_dot_product_attention(q, k, v)[0]
@@ -250,6 +264,14 @@ def test_hidden_content_reaches_nothing_through_a_padding_mask_alone():
         assert torch.equal(ours, clean)
 
 
+def test_torchs_transforms_see_no_branch_on_a_mask():
+    q, masks = torch.randn(2, 4, 3).double(), torch.rand(5, 4, 4) > 0.4
+    out = torch.vmap(lambda mask: scaled_dot_product_attention(q, q, q, mask)[0])(masks)
+    assert_agree(out, torch.stack([scaled_dot_product_attention(q, q, q, mask)[0] for mask in masks]))
+    shapes = scaled_dot_product_attention(q.to("meta"), q.to("meta"), q.to("meta"), masks[0].to("meta"))
+    assert [x.shape for x in shapes] == [(2, 4, 3), (2, 4, 4)]
+
+
 def test_a_causal_prefix_does_not_know_the_future():
     layer = MultiHeadAttention(12, 3, rotary=True).double()
     x = torch.randn(2, 7, 12).double()
@@ -307,6 +329,21 @@ def test_the_layer_keeps_the_dtype(dtype):
     layer = MultiHeadAttention(8, 4, num_kv_heads=2, rotary=True).to(dtype)
     for result in layer(torch.randn(2, 5, 8, dtype=dtype), mask=causal_mask(5)):
         assert result.dtype == dtype
+
+
+@pytest.mark.parametrize("options", [{}, {"rotary": True, "num_kv_heads": 1}])
+def test_layers_stack_under_autocast(options):
+    first, second = MultiHeadAttention(8, 2, **options), MultiHeadAttention(8, 2, **options)
+    x = torch.randn(2, 5, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = second(first(x)[0], mask=causal_mask(5))
+        assert out.dtype == torch.bfloat16
+        for wrong in (x.double(), x.long()):
+            with pytest.raises(TypeError, match=r"and the layer is torch\.float32"):
+                first(wrong)
+    assert_agree(out.float(), second(first(x)[0], mask=causal_mask(5))[0], tolerance=0.05)
+    with pytest.raises(TypeError, match=r"query is torch\.bfloat16"):
+        first(x.bfloat16())
 
 
 # Dropout
@@ -542,6 +579,16 @@ def test_from_torch_takes_all_over(bias, batch_first, dtype, training):
     assert torch.equal(module.out_proj.weight, before[1])
 
 
+@pytest.mark.parametrize("frozen", ["in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"])
+def test_from_torch_keeps_frozen_what_was(frozen):
+    module = nn.MultiheadAttention(6, 3)
+    module.get_parameter(frozen).requires_grad_(False)
+    part = frozen.split("_" if frozen.startswith("in") else ".")[-1]
+    expected = {f"{name}_proj.{part}" for name in ("qkv" if frozen.startswith("in") else ["out"])}
+    layer = MultiHeadAttention.from_torch(module)
+    assert {name for name, parameter in layer.named_parameters() if not parameter.requires_grad} == expected
+
+
 @pytest.mark.parametrize(
     ("module", "error", "words"),
     [
@@ -598,6 +645,23 @@ def test_c23_decoding_with_padding_and_another_length():
         assert_agree(out, full[:, n - 2 :])
 
 
+def test_decoding_trains_as_one_causal_pass():
+    layer = MultiHeadAttention(8, 2).double()
+    x = torch.randn(2, 4, 8).double().requires_grad_()
+    cache, outs = KVCache(), []
+    for t in range(4):
+        outs.append(layer(x[:, t : t + 1], cache=cache)[0])
+    leaves = [x, *layer.parameters()]
+    decoded, whole = torch.cat(outs, dim=1), layer(x, mask=causal_mask(4))[0]
+    for ours, theirs in zip(gradients(decoded, leaves), gradients(whole, leaves), strict=True):
+        assert_agree(ours, theirs)
+
+
+def test_dropout_works_beside_a_cache():
+    layer, x = MultiHeadAttention(8, 2, dropout=0.5).double(), torch.randn(2, 6, 8).double()
+    assert not torch.allclose(layer(x, cache=KVCache())[0], layer.eval()(x, cache=KVCache())[0])
+
+
 def test_joining_leaves_the_cache_as_it_was():
     cache = KVCache()
     assert (len(cache), repr(cache)) == (0, "KVCache(0 positions)")
@@ -607,6 +671,10 @@ def test_joining_leaves_the_cache_as_it_was():
     assert torch.equal(joined_k, torch.cat([cache.k, k], dim=2))
     assert torch.equal(joined_v, torch.cat([cache.v, v], dim=2))
     assert len(cache) == 4
+
+
+def refuse(*_):
+    raise RuntimeError("after attention")
 
 
 @pytest.mark.parametrize(
@@ -623,11 +691,14 @@ def test_joining_leaves_the_cache_as_it_was():
         ),
         (torch.randn(2, 1, 8).double(), None, TypeError, "query is torch.float64"),
         (torch.randn(2, 1, 7), None, ValueError, "expected e = 8"),
+        (torch.randn(2, 1, 8), None, RuntimeError, "after attention"),
     ],
 )
 def test_a_call_that_raises_leaves_the_cache_unchanged(query, mask, error, words):
     layer, cache = MultiHeadAttention(8, 2), KVCache()
     layer(torch.randn(2, 3, 8), cache=cache)
+    if error is RuntimeError:
+        layer.out_proj.register_forward_hook(refuse)
     k, v, content = cache.k, cache.v, cache.k.clone()
     with pytest.raises(error, match=words):
         layer(query, mask=mask, cache=cache)
@@ -666,6 +737,12 @@ def ones(*shape):
     return torch.ones(*shape)
 
 
+def filled_cache():
+    cache = KVCache()
+    MultiHeadAttention(8, 2)(ones(2, 3, 8), cache=cache)
+    return cache
+
+
 def attend(q=(2, 4, 3), k=(2, 5, 3), v=(2, 5, 2), mask=None, **options):
     return scaled_dot_product_attention(ones(*q), ones(*k), ones(*v), mask, **options)
 
@@ -702,7 +779,9 @@ def attend(q=(2, 4, 3), k=(2, 5, 3), v=(2, 5, 2), mask=None, **options):
             r"axis of size 1 for the heads, as in mask\[:, None\]",
         ),
         (lambda: attend(dropout_p=1.5), ValueError, "dropout"),
-        (lambda: attend(dropout_p=-0.5), ValueError, "dropout"),
+        (lambda: attend(dropout_p=-0.5), ValueError, "dropout_p is -0.5; expected a chance from 0 to 1"),
+        (lambda: attend(dropout_p=math.nan), ValueError, "dropout_p is nan"),
+        (lambda: attend(dropout_p="x"), TypeError, "dropout_p is 'x', a str; expected a number from 0 to 1"),
         (
             lambda: split_heads(ones(2, 3, 8), 3),
             ValueError,
@@ -726,6 +805,13 @@ def attend(q=(2, 4, 3), k=(2, 5, 3), v=(2, 5, 2), mask=None, **options):
         (lambda: MultiHeadAttention(8.0, 2), TypeError, "d_model is 8.0, a float; expected an int"),
         (lambda: MultiHeadAttention(8, 2, dropout=1.5), ValueError, "dropout is 1.5; expected a chance from 0 to 1"),
         (lambda: MultiHeadAttention(8, 2, dropout=math.nan), ValueError, "dropout is nan"),
+        (lambda: MultiHeadAttention(8, 2, dropout="x"), TypeError, "dropout is 'x', a str; expected a number"),
+        (lambda: MultiHeadAttention(8, 2)(ones(2, 3, 8), cache=()), TypeError, "cache is a tuple; expected a KVCache"),
+        (
+            lambda: MultiHeadAttention(8, 2).double()(ones(2, 1, 8).double(), cache=filled_cache()),
+            TypeError,
+            "the cache holds torch.float32 and the new keys are torch.float64; start a new KVCache",
+        ),
         (lambda: MultiHeadAttention(6, 2, rotary=True), ValueError, "d_k is 3; rotary turns pairs of channels"),
         (lambda: MultiHeadAttention(8, 2)(ones(2, 3, 7)), ValueError, r"query has shape \(2, 3, 7\).*expected e = 8"),
         (lambda: MultiHeadAttention(8, 2)(ones(2, 3, 8), ones(2, 3, 7)), ValueError, "key has shape.*expected e = 8"),

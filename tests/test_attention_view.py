@@ -143,5 +143,6 @@ def test_repr_is_one_short_line_of_numbers():
     assert repr(AttentionView(weights)) == "AttentionView(4 heads, 6 queries x 6 keys, largest weight 0.83)"
     one = AttentionView(np.ones((2, 1, 1, 1)), hidden=np.array([True]))
     assert repr(one) == "AttentionView(2 frames, 1 head, 1 query x 1 key, 1 hidden, largest weight 1.00)"
+    assert repr(AttentionView(-np.zeros((1, 2, 2)))).endswith("largest weight 0.00)")
     many = AttentionView(np.ones((100, 16, 128, 128), dtype=np.float32), hidden=np.array([True]))
     assert len(repr(many)) <= 110

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.attention.bias import causal_lower_right
 
-from mha_lessons.masks import causal_mask, combine_masks, padding_mask, sliding_window_mask
+from mha_lessons.masks import causal_mask, check_mask, combine_masks, padding_mask, sliding_window_mask
 from tests.agree import assert_agree
 
 pytorch_attention = nn.functional.scaled_dot_product_attention
@@ -70,6 +70,7 @@ def test_window_is_its_definition(lengths, window):
 
 def test_window_sees_itself_and_the_keys_before():
     assert sliding_window_mask(2, 3, 5).int().tolist() == [[0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
+    assert torch.equal(sliding_window_mask(3, 10**30), causal_mask(3))
     assert torch.equal(sliding_window_mask(4, 1), torch.eye(4).bool())
     assert torch.equal(sliding_window_mask(4, 4, 6).sum(1), torch.tensor([3, 4, 4, 4]))
 
@@ -86,6 +87,13 @@ def test_padding_shows_the_first_keys_of_each_sequence(lengths, extra):
         assert mask.dtype == torch.bool
         assert torch.equal(mask, expected.bool())
     assert torch.equal(padding_mask(lengths), expected.bool()[..., : max(lengths)])
+
+
+@pytest.mark.parametrize(("length", "dtype"), [(200, torch.uint8), (100, torch.int8), (7, torch.int16)])
+def test_lengths_of_a_short_dtype_meet_many_keys(length, dtype):
+    mask = padding_mask(torch.tensor([length], dtype=dtype), 70_000)
+    assert mask.sum() == length
+    assert mask[..., :length].all()
 
 
 def test_padding_of_no_sequences():
@@ -118,6 +126,17 @@ def test_combining_changes_no_mask():
     assert torch.equal(two, sliding_window_mask(4, 2))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_c20_a_float_mask_of_0_and_1_is_refused_in_any_form(dtype):
+    q, k = torch.randn(100, 3), torch.randn(5, 3)
+    for mask in (causal_mask(100, 5), torch.tensor([[1, 1, 0, 1, 0]]), torch.arange(100)[:, None] < 70):
+        with pytest.raises(ValueError, match="holds only 0 and 1"):
+            check_mask(mask.to(dtype), q, k)
+    late = torch.zeros(100, 5, dtype=dtype)
+    late[99, 4] = 0.5  # in the last row alone it shows that it is a bias
+    assert check_mask(late, q, k) is not None
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -132,6 +151,8 @@ def test_combining_changes_no_mask():
         (lambda: padding_mask([1.0, 2.0]), TypeError, "lengths are torch.float32; expected whole numbers"),
         (lambda: padding_mask([True, False]), TypeError, "lengths are torch.bool; expected whole numbers"),
         (lambda: padding_mask([1 + 2j]), TypeError, "lengths are torch.complex64"),
+        (lambda: padding_mask(None), TypeError, "lengths are None; expected whole numbers"),
+        (lambda: padding_mask(["a"]), TypeError, r"lengths are \['a'\]; expected whole numbers"),
         (lambda: padding_mask([[1, 2]]), ValueError, r"lengths have shape \(1, 2\); expected one axis \(b\)"),
         (lambda: padding_mask(3), ValueError, r"lengths have shape \(\); expected one axis"),
         (lambda: padding_mask([2, 5], 4), ValueError, "a length is 5; expected 0 to n_keys = 4: raise n_keys or cut"),

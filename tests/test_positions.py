@@ -215,12 +215,15 @@ def test_sinusoidal_module_adds():
     assert out[1, 0, 0] == x[1, 0, 0] + math.sin(3)
     assert SinusoidalEncoding(7)(x.to(torch.bfloat16)).dtype == torch.bfloat16
     assert not list(SinusoidalEncoding(7).parameters())
+    heads = randn(2, 3, 4, 7, seed=1)  # positions stand second to last, however many axes lead
+    assert_agree(SinusoidalEncoding(7)(heads), heads + sinusoid_by_loops(4, 7, 10_000, 0))
 
 
 def test_learned_module_adds_the_rows_of_its_table():
     module, x = LearnedEncoding(6, 5).double(), randn(2, 3, 5, seed=0)
     assert torch.equal(module(x), x + module.table[:3])
     assert torch.equal(module(x, offset=3), x + module.table[3:6])
+    assert module(x.to(torch.bfloat16)).dtype == torch.bfloat16
     module(x).sum().backward()
     assert torch.equal(module.table.grad, torch.tensor([2, 2, 2, 0, 0, 0.0], dtype=float64)[:, None].expand(6, 5))
 
@@ -380,6 +383,7 @@ def test_resize_names_both_numbers():
         (lambda: RelativePositionBias(0, 2, 2), "num_heads is 0"),
         (lambda: resize_positions(torch.zeros(7, 4), (2, 3), (0, 3)), "new_grid is 0"),
         (lambda: resize_positions(torch.zeros(2, 7, 4), (2, 3), (3, 3)), "expected 2"),
+        (lambda: resize_positions(torch.zeros(7, 4), (2, 3), (3, 3, 1)), r"new_grid is \(3, 3, 1\); expected two ints"),
     ],
 )
 def test_what_cannot_be_is_refused(call, message):
@@ -395,7 +399,9 @@ def test_what_cannot_be_is_refused(call, message):
         lambda: alibi_slopes(True),
         lambda: relative_position_index(2.0, 2),
         lambda: SinusoidalEncoding(4)(torch.zeros(2, 3, 4, dtype=torch.int64)),
+        lambda: LearnedEncoding(9, 4)(torch.zeros(2, 3, 4, dtype=torch.int64)),
         lambda: resize_positions([[0.0]], (1, 1), (2, 2)),
+        lambda: resize_positions(torch.zeros(7, 4), 6, (3, 3)),
     ],
 )
 def test_wrong_types_are_refused(call):

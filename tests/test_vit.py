@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -61,7 +62,8 @@ def test_patch_embedding_is_a_strided_convolution(b, c, rows, columns, p, seed):
 
 
 def test_a_single_number_is_a_square_picture():
-    assert PatchEmbedding(8, 2, 3, 5).image_size == (8, 8)
+    for size in (8, np.int64(8)):
+        assert repr(PatchEmbedding(size, 2, 3, 5).image_size) == "(8, 8)"
 
 
 @pytest.mark.parametrize(
@@ -89,14 +91,29 @@ def test_patches_that_do_not_fit_are_refused(shape, text):
         (lambda: unpatchify(torch.zeros(1, 6, 12), 2, (-2, -3)), ValueError, "-2"),
         (lambda: unpatchify(torch.zeros(1, 6, 10), 2, (2, 3)), ValueError, "10 numbers and patch_size is 2"),
         (lambda: unpatchify(torch.zeros(1, 6, 12), 0, (2, 3)), ValueError, "patch_size is 0"),
+        (lambda: unpatchify(torch.zeros(1, 6, 12), True, (2, 3)), TypeError, "patch_size is True"),
+        (lambda: unpatchify(torch.zeros(1, 6, 12), 2, 6), TypeError, "grid is 6; expected two ints, the height"),
+        (lambda: unpatchify(torch.zeros(1, 6, 12), 2, (2.0, 3)), TypeError, "a side of grid is 2.0"),
+        (lambda: unpatchify(torch.zeros(1, 6, 12), 2, "23"), TypeError, "a side of grid is '2'"),
+        (lambda: small_vit(num_layers=-1), ValueError, "num_layers is -1"),
+        (lambda: small_vit(num_classes=-1), ValueError, "num_classes is -1"),
         (lambda: PatchEmbedding(220, 16, 3, 8), ValueError, "220 / 16 leaves 12 pixels over"),
         (lambda: PatchEmbedding((32, 20), 16, 3, 8), ValueError, "W is 20"),
-        (lambda: PatchEmbedding(0, 16, 3, 8), ValueError, "H is 0"),
+        (lambda: PatchEmbedding(0, 16, 3, 8), ValueError, "a side of image_size is 0"),
+        (lambda: PatchEmbedding(8.0, 2, 3, 8), TypeError, "image_size is 8.0; expected two ints"),
+        (lambda: PatchEmbedding((8, 8, 3), 2, 3, 8), ValueError, "image_size is (8, 8, 3); expected two ints"),
         (lambda: PatchEmbedding(16, 16, 0, 8), ValueError, "channels is 0"),
         (lambda: PatchEmbedding(8, 4, 3, 5)(torch.zeros(1, 3, 8, 12)), ValueError, "(1, 3, 8, 12); expected (b c H W)"),
         (lambda: PatchEmbedding(8, 4, 3, 5)(torch.zeros(1, 8, 8, 3)), ValueError, "permute(0, 3, 1, 2)"),
         (lambda: PatchEmbedding(8, 4, 1, 5)(torch.zeros(1, 1, 8, 8).byte()), TypeError, "torch.uint8"),
         (lambda: attention_rollout([]), ValueError, "no layer"),
+        (lambda: attention_rollout([torch.zeros(2, 0, 4, 4)]), ValueError, "number of heads of layer 0 is 0"),
+        (lambda: attention_rollout([torch.ones(2, 1, 4, 4).long()]), TypeError, "layer 0 are torch.int64"),
+        (
+            lambda: attention_rollout([torch.zeros(2, 1, 4, 4), torch.zeros(2, 1, 4, 4).double()]),
+            TypeError,
+            "layer 1 are torch.float64",
+        ),
         (lambda: attention_rollout([torch.zeros(2, 4, 4)]), ValueError, "layer 0 has shape (2, 4, 4)"),
         (lambda: attention_rollout([torch.zeros(2, 1, 4, 3)]), ValueError, "layer 0 has shape (2, 1, 4, 3)"),
         (
@@ -118,7 +135,7 @@ def test_what_cannot_be_is_refused(call, error, text):
 
 def small_vit(**options):
     sizes = {"image_size": (6, 4), "patch_size": 2, "channels": 3, "num_classes": 5, "d_model": 8, "num_heads": 2}
-    return VisionTransformer(**sizes, num_layers=2, **options).double().eval()
+    return VisionTransformer(**(sizes | {"num_layers": 2} | options)).double().eval()
 
 
 def test_the_forward_pass_written_out():

@@ -18,6 +18,7 @@ def _all_axes_turned(x: torch.Tensor) -> torch.Tensor:
     axes="... i d, ... j d -> ... i j",
     inputs=lambda normal: [
         (normal(3, 4), normal(5, 4)),
+        (normal(2, 7), normal(4, 7)),
         (normal(2, 3, 4, 8), normal(2, 3, 6, 8)),
         (normal(3, 5, 2), normal(3, 5, 2)),
         (normal(3, 3, 3), normal(3, 3, 3)),
@@ -92,11 +93,21 @@ def _shifted_exp(x: torch.Tensor) -> torch.Tensor:
     return (x - x.amax(-1, keepdim=True)).exp()
 
 
+def _far_apart_within_rows(normal) -> torch.Tensor:
+    """Three rows of five scores, each with scores around 1000, 0 and -1000; the first is the largest in row 0 alone."""
+    row = torch.tensor([1000.0, 0.0, -1000.0, 3.0, 0.0], dtype=torch.float64)
+    return normal(3, 5) + torch.stack([row.roll(places) for places in range(3)])
+
+
 def _far_apart(normal) -> torch.Tensor:
     """Three rows of five scores, around 1000, 0 and -1000."""
     return normal(3, 5) + torch.tensor([[1000.0], [0.0], [-1000.0]], dtype=torch.float64)
 
 
+_STILL_OVERFLOWS = (
+    "so a score that lies 1000 above it still overflows: exp(1000) is infinite and the weight NaN. Subtract each row's "
+    "maximum, `scores.amax(dim=-1, keepdim=True)`: then no exponent is above 0."
+)
 _OVER_EVERYTHING = (
     "You took one softmax over all entries: the whole table sums to 1, not each row. Take it over the keys, so that "
     "each query shares out a weight of 1: `dim=-1`."
@@ -111,6 +122,7 @@ _OVER_EVERYTHING = (
         (normal(3, 5, 2),),
         (normal(4, 4),),
         (_far_apart(normal),),
+        (_far_apart_within_rows(normal),),
     ],
     mistakes=[
         (
@@ -142,6 +154,18 @@ _OVER_EVERYTHING = (
             lambda scores: _exp_over(scores - scores.max(), -1),
             "You subtracted the largest score of all, so a row that lies far below it becomes 0 / 0, which is NaN. "
             "Subtract each row's own maximum: `scores.amax(dim=-1, keepdim=True)`.",
+        ),
+        (
+            lambda scores: _exp_over(scores - scores.mean(-1, keepdim=True), -1),
+            f"You subtracted the middle of each row, such as its mean, {_STILL_OVERFLOWS}",
+        ),
+        (
+            lambda scores: _exp_over(scores - scores[..., :1], -1),
+            f"You subtracted each row's first score, {_STILL_OVERFLOWS}",
+        ),
+        (
+            lambda scores: _exp_over(scores - scores.amin(-1, keepdim=True), -1),
+            f"You subtracted each row's smallest score, {_STILL_OVERFLOWS}",
         ),
         (
             lambda scores: _exp_over(scores, -2),
@@ -205,6 +229,8 @@ def softmax_rows(scores):
         (normal(3, 5).softmax(-1), normal(5, 4)),
         (normal(2, 3, 4, 6).softmax(-1), normal(2, 3, 6, 8)),
         (normal(2, 5, 5).softmax(-1), normal(2, 5, 3)),
+        # Weights that do not sum to 1, and so small that whoever drops them drops all.
+        (1e-6 * normal(3, 5).softmax(-1), 1e6 * normal(5, 4)),
     ],
     mistakes=[
         (
@@ -240,6 +266,11 @@ def softmax_rows(scores):
             lambda weights, v: weights.softmax(-1) @ v,
             "You took a softmax of what are weights already, so they become almost equal, and so do the outputs. "
             "Use them as they come: `weights @ v`.",
+        ),
+        (
+            lambda weights, v: weights @ v / weights.sum(-1, keepdim=True),
+            "You divided by the sum of the weights. After a softmax that changes nothing; but weights after dropout, "
+            "or of a query that may see nothing, do not sum to 1, and must stay as they are: `weights @ v`.",
         ),
         (
             lambda weights, v: (weights.mean(-3, keepdim=True) if weights.ndim > 2 else weights) @ v,

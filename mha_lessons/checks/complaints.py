@@ -2,6 +2,7 @@
 
 import linecache
 import os
+import re
 import sysconfig
 import traceback
 from pathlib import Path
@@ -17,7 +18,7 @@ def agree(got: object, expected: object, **tolerance: float) -> bool:
     """Whether two results are equal to rounding, NaN where the other is NaN; the dtype does not count."""
     try:
         torch.testing.assert_close(got, expected, check_dtype=False, equal_nan=True, **tolerance)
-    except (AssertionError, TypeError, ValueError):  # other numbers, or things that cannot be compared
+    except Exception:  # other numbers, or things that cannot be compared, such as nested tensors
         return False
     return True
 
@@ -34,6 +35,8 @@ def about_tensor(name: str, got: object, expected: torch.Tensor, pattern: str, s
     """
     if not isinstance(got, torch.Tensor):
         return f"{name} is {kind(got)}; return one torch.Tensor and nothing beside it."
+    if not is_plain(got):
+        return f"{name} is a tensor whose numbers cannot be read one by one; return a plain, dense one."
     if got.shape != expected.shape:
         letters = _guess_letters(got.shape, expected.shape, pattern, sizes)
         wanted = spell(pattern, expected.shape)
@@ -43,6 +46,15 @@ def about_tensor(name: str, got: object, expected: torch.Tensor, pattern: str, s
     if got.device != expected.device:
         return f"{name} is on {got.device}; leave it where the arguments are, on {expected.device}."
     return _about_numbers(name, got.detach(), expected, pattern)
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is a tensor that can be compared number by number: not sparse, nested or quantized."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout == torch.strided
+        and not (value.is_nested or value.is_quantized)
+    )
 
 
 def _about_dtype(name: str, got: torch.Tensor, expected: torch.Tensor) -> str:
@@ -73,10 +85,24 @@ def _about_numbers(name: str, got: torch.Tensor, expected: torch.Tensor, pattern
 
 def about_error(error: BaseException) -> str:
     """The error, its message and the learner's own line, without the file's path, which differs between machines."""
-    message = str(error).strip().split("\n")[0].rstrip(".")
+    message = _message(error)
     told = f"your function raised {type(error).__name__}{': ' if message else ''}{message}."
     place, source = _learners_line(error)
-    return f"{told} It was {place}: `{source}`." if source else told
+    line = f" It was {place}: `{source}`." if source else ""
+    pair = re.search(r"return_types\.(max|min)\b", message)
+    hint = (
+        f" `{pair[1]}(dim)` returns a pair, values and their places; `a{pair[1]}(dim)` the values alone."
+        if pair
+        else ""
+    )
+    return f"{told}{line}{hint}"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error).strip().split("\n")[0].rstrip(".")
+    except Exception:  # a learner's own class of errors may not know how to tell itself
+        return ""
 
 
 def is_stub(error: BaseException | None) -> bool:

@@ -26,13 +26,16 @@ in ``__init__.py``. The tests find it there; they need no change.
 - ``mistakes`` pairs a wrong answer with the sentence that names the mistake, its symptom and what to do. It is
   recognised when the learner's results equal its results on every input, so each must differ from the oracle
   and from all others on at least one (the tests hold this). It may raise where the learner's function would.
+
+An answer that is right on all inputs is tried on the first one in other forms: see ``Exercise.further_cases``.
 """
 
 import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -42,6 +45,11 @@ import torch
 from mha_lessons.checks import complaints
 from mha_lessons.checks.report import Report
 from mha_lessons.shapes import check_shape
+
+_checking = ContextVar("checking", default=False)
+
+_COUNT_FROM_THE_END = " More axes may lead (batch, heads), so count from the end: `dim=-1`, `.mT`, `x.shape[-1]`."
+_KEEP_NOTHING = " Keep nothing between calls: the result depends on the arguments alone."
 
 
 def exercise(*, axes: str, inputs: Callable, mistakes: list[tuple[Callable, str]]) -> Callable:
@@ -97,19 +105,42 @@ class Exercise:
         arguments, results = ([axes.strip() for axes in side.split(",")] for side in self.axes.split("->"))
         return arguments, results
 
-    def cases(self) -> list[tuple]:
+    def cases(self, seed: int = 0) -> list[tuple]:
         """The argument tuples, made anew and alike at each call; the global random state stays as it is."""
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(seed)
         return self.inputs(partial(torch.randn, generator=generator, dtype=torch.float64, device="cpu"))
+
+    def further_cases(self) -> list[tuple[str, tuple, str]]:
+        """The first case in other forms, each between words for it and advice.
+
+        They are for answers that remember results by shape, know one dtype, count axes or count calls.
+        """
+        case = self.cases()[0]
+        # Masks and lengths are seldom drawn: their rows change places instead.
+        other = tuple(_changed(value, lambda x: x if _is_drawn(x) else x.roll(1, 0)) for value in self.cases(seed=1)[0])
+        arguments, _ = self.patterns
+        further = []
+        if any(isinstance(value, torch.Tensor) for value in case):
+            further.append(("other numbers of the same shapes", other, _KEEP_NOTHING))
+        if any(map(_is_drawn, case)):
+            single = tuple(_changed(value, lambda x: x.float() if _is_drawn(x) else x) for value in case)
+            further.append(("the same arguments in float32", single, ""))
+        if "..." in "".join(arguments):
+            pairs = zip(case, other, arguments, strict=True)
+            # Both sets of numbers side by side: axes that are all 1 would hide a sum over them.
+            led = tuple(
+                _changed(one, lambda x, y=two: torch.stack([x, y])[None, :, None]) if "..." in axes else one
+                for one, two, axes in pairs
+            )
+            further.append((self.describe(led), led, _COUNT_FROM_THE_END))
+        return [*further, ("the same arguments once more", case, _KEEP_NOTHING)]
 
     def check(self, candidate: Callable) -> Report:
         """Judge an answer: can it be called, is it a known mistake, does anything else differ?"""
         diagnosis = self._cannot_be_called(candidate)
         if diagnosis:
             return Report(False, True, diagnosis)
-        with torch.random.fork_rng(devices=[]), _one_thread():
-            # What a candidate draws is the same each time, and so is its report.
-            torch.default_generator.manual_seed(0)
+        with _apart():
             outcomes = [call(candidate, case) for case in self.cases()]
             if complaints.is_stub(outcomes[0].error):
                 return Report(False, False, "Replace `raise NotImplementedError` by your code and run again.")
@@ -117,6 +148,7 @@ class Exercise:
                 self._changed_argument(outcomes)
                 or self._known_mistake(outcomes)
                 or self._first_difference(candidate, outcomes)
+                or self._further_difference(candidate)
             )
             if diagnosis:
                 return Report(False, True, diagnosis)
@@ -171,11 +203,31 @@ class Exercise:
             if same_outcome(outcome, outcome) and not same_outcome(outcome, call(candidate, case)):
                 complaint = "two calls with the same arguments gave two results. Leave out what is random."
             right = f"Right with {self.describe(cases[0])}, but not always. " if index else ""
-            advice = ""
-            if self._has_leading_axes(case) and index and not any(map(self._has_leading_axes, cases[:index])):
-                advice = " More axes may lead (batch, heads), so count from the end: `dim=-1`, `.mT`, `x.shape[-1]`."
-            return f"{right}With {self.describe(case)}, {complaint}{advice}"
+            values = self._values(case) if self.describe(case) in map(self.describe, cases[:index]) else ""
+            advice = _COUNT_FROM_THE_END if self._fails_by_leading_axes(candidate, cases[: index + 1]) else ""
+            return f"{right}With {self.describe(case)}{values}, {complaint}{advice}"
         return None
+
+    def _further_difference(self, candidate: Callable) -> str | None:
+        """Whether an answer that is right so far fails on the first case in another form."""
+        for words, case, advice in self.further_cases():
+            complaint = self._complaint(case, call(candidate, case))
+            if complaint:
+                first = self.describe(self.cases()[0])
+                return f"Right with {first}, but not always. With {words}, {complaint}{advice}"
+        return None
+
+    def _fails_by_leading_axes(self, candidate: Callable, cases: list[tuple]) -> bool:
+        """Whether the last case is the first one with leading axes, and is answered well without them."""
+        *before, case = cases
+        if not self._has_leading_axes(case) or any(map(self._has_leading_axes, before)):
+            return False
+        arguments, _ = self.patterns
+        bare = tuple(
+            _changed(value, lambda x, axes=axes: x[(0,) * (x.ndim - len(axes.split()) + 1)]) if "..." in axes else value
+            for value, axes in zip(case, arguments, strict=True)
+        )
+        return self._complaint(bare, call(candidate, bare)) is None
 
     def _complaint(self, case: tuple, outcome: Outcome) -> str | None:
         """What is wrong with one outcome, as the end of a sentence that begins "With q ..."."""
@@ -226,9 +278,9 @@ class Exercise:
         """For each result of a function, whether a gradient flows back from it."""
         case = self.cases()[0]
         for value in case:
-            if isinstance(value, torch.Tensor) and value.is_floating_point():
+            if _is_drawn(value):
                 value.requires_grad_()
-        with torch.enable_grad(), warnings.catch_warnings(action="ignore"):
+        with torch.enable_grad(), _settings_kept(), warnings.catch_warnings(action="ignore"):
             try:
                 result = function(*case)
             except Exception:  # .numpy() of a tensor that has a gradient raises
@@ -247,20 +299,52 @@ class Exercise:
         )
         return f"{', '.join(first)} and {last}" if first else last
 
+    def _values(self, case: tuple) -> str:
+        """Between which numbers the arguments lie, where sizes alone do not tell a case from another."""
+        told = [
+            f"{name} from {value.min():.4g} to {value.max():.4g}"
+            for name, value in zip(self.arguments, case, strict=True)
+            if _is_drawn(value)
+        ]
+        return f" ({', '.join(told)})" if told else ""
+
     def _has_leading_axes(self, case: tuple) -> bool:
         patterns, _ = self.patterns
         return any("..." in p and v.ndim >= len(p.split()) for p, v in zip(patterns, case, strict=True))
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute in one thread: tensors so small gain nothing from more, and on a busy machine threads wait long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _apart() -> Iterator[None]:
+    """Run a check apart from the notebook, whose random state, threads and gradient mode stay as they are.
+
+    What a candidate draws is the same each time, and so is its report. One thread computes: tensors so small gain
+    nothing from more, and on a busy machine threads wait long. A candidate that calls a check would never end.
+    """
+    if _checking.get():
+        raise RuntimeError(
+            "a check was called inside the function that is checked. Begin the line of the check at the left margin, "
+            "outside the function"
+        )
+    token, threads = _checking.set(True), torch.get_num_threads()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.default_generator.manual_seed(0)
+            torch.set_num_threads(1)
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        _checking.reset(token)
+
+
+@contextmanager
+def _settings_kept() -> Iterator[None]:
+    """Take back what a function may set for all of PyTorch: the default dtype and whether gradients are recorded."""
+    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(grad)
 
 
 def call(function: Callable, case: tuple) -> Outcome:
@@ -269,7 +353,8 @@ def call(function: Callable, case: tuple) -> Outcome:
     # Copies once more where a gradient is asked for: PyTorch itself refuses to change a leaf in place.
     own = tuple(value.clone() if _wants_gradient(value) else value for value in leaves)
     try:
-        result = function(*own)
+        with _settings_kept():
+            result = function(*own)
         gradients = _gradients(result, leaves)
     except (Exception, SystemExit) as error:  # KeyboardInterrupt stops the check, as it should
         return Outcome(error=error)
@@ -279,6 +364,18 @@ def call(function: Callable, case: tuple) -> Outcome:
         if isinstance(before, torch.Tensor | list) and not complaints.agree(now, before, rtol=0, atol=0)
     )
     return Outcome(result, changed=changed, gradients=gradients)
+
+
+def _changed(value: Any, change: Callable) -> Any:
+    """An argument with another tensor in its place; one that asks for a gradient still does."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return change(value).detach().requires_grad_(value.requires_grad)
+
+
+def _is_drawn(value: object) -> bool:
+    """Whether an argument is a tensor of floating point, and not whole numbers or a mask."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _wants_gradient(value: object) -> bool:
@@ -304,11 +401,16 @@ def same_outcome(one: Outcome, other: Outcome) -> bool:
 
 def _as_numbers(got: Any, expected: Any) -> tuple[Any, Any]:
     """Where a number is expected, an int, a float or a tensor without axes will do: make all of them tensors."""
-    if not isinstance(expected, int | float):
-        return got, expected
-    if isinstance(got, int | float) or (isinstance(got, torch.Tensor) and got.ndim == 0):
-        got = torch.tensor(float(got), dtype=torch.float64)
-    return got, torch.tensor(float(expected), dtype=torch.float64)
+    if isinstance(expected, int | float):
+        return _as_number(got), _as_number(expected)
+    return got, expected
+
+
+def _as_number(value: Any) -> Any:
+    if isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.ndim == 0):
+        with suppress(RuntimeError, OverflowError):  # a tensor on meta, or 10**400: these stay what they are
+            return torch.tensor(float(value), dtype=torch.float64)
+    return value
 
 
 def _read(pattern: str, value: object) -> dict[str, int]:

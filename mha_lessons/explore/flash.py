@@ -316,6 +316,8 @@ def tiles() -> Explorer:
         "causal": widgets.Checkbox(False, description="causal"),
     }
     weights_panel, tiles_panel = WeightsPanel(), _TilesPanel()
+    for panel in (tiles_panel, weights_panel):
+        panel.widget.layout.flex = "1 1 420px"
     return Explorer(
         "tiles",
         controls,

@@ -110,6 +110,25 @@ def test_only_the_first_line_of_a_message_is_told_and_ends_in_one_full_stop():
     assert complaints.about_error(ValueError("Bad.\nSee more.")) == "your function raised ValueError: Bad."
 
 
+def test_an_error_that_cannot_tell_itself_is_told_by_its_type():
+    class MuteError(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    assert complaints.about_error(MuteError()) == "your function raised MuteError."
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_a_pair_of_values_and_places_is_told_with_the_method_that_gives_values_alone(name):
+    for use in (lambda pair: EXPECTED - pair, lambda pair: pair.exp(), lambda pair: torch.sub(EXPECTED, pair)):
+        words = complaints.about_error(caught(lambda use=use: use(getattr(EXPECTED, name)(-1))))
+        assert words.endswith(
+            f"`{name}(dim)` returns a pair, values and their places; `a{name}(dim)` the values alone."
+        )
+    other = caught(lambda: EXPECTED.sort().exp())
+    assert complaints.about_error(other).endswith("exp())`.")
+
+
 def test_a_stub_is_told_from_an_operation_that_pytorch_lacks():
     def stub():
         raise NotImplementedError("write me")

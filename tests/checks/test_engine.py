@@ -200,6 +200,124 @@ def test_gradients_are_asked_for_only_where_the_oracle_has_them():
     assert positive(lambda x: x.gt(0)).diagnosis.endswith("inputs.")
 
 
+def test_an_answer_that_remembers_results_by_their_shapes_is_told():
+    memo = {}
+
+    def remembering(x, h):
+        if x.shape not in memo:
+            memo[x.shape] = x * h
+        return memo[x.shape]
+
+    for _ in range(2):  # the second time nothing is computed at all
+        told = failed(scaled, remembering)
+        assert told.startswith("Right with x (i j) = (3, 5) and h = 2, but not always. With other numbers of the same")
+        assert told.endswith("Keep nothing between calls: the result depends on the arguments alone.")
+
+
+def test_an_answer_that_is_right_for_the_first_calls_alone_is_told():
+    calls = []
+
+    def tiring(x, h):
+        calls.append(x)
+        return x * h if len(calls) <= len(scaled.exercise.cases() + scaled.exercise.further_cases()) - 1 else x
+
+    told = failed(scaled, tiring)
+    assert "With the same arguments once more, your result at [" in told
+    assert told.endswith("Keep nothing between calls: the result depends on the arguments alone.")
+    calls.clear()
+    assert failed(root, lambda d: calls.append(d) or (d if len(calls) > 2 else d**0.5)).startswith("Right with d = 4,")
+
+
+@pytest.mark.parametrize(
+    "wide", [lambda x, h: x.double() * h, lambda x, h: torch.zeros(x.shape, dtype=torch.float64) + x * h]
+)
+def test_an_answer_that_is_float64_whatever_comes_is_told(wide):
+    told = failed(scaled, wide)
+    assert "With the same arguments in float32, your result has dtype float64; expected float32." in told
+    assert "dtype=x.dtype" in told
+
+
+def test_an_answer_for_up_to_four_axes_is_told_to_count_from_the_end():
+    told = failed(scaled, lambda x, h: x * h if x.ndim < 5 else x)
+    assert "With x (... i j) = (1, 2, 1, 3, 5) and h = 2, your result at [" in told
+    assert told.endswith("More axes may lead (batch, heads), so count from the end: `dim=-1`, `.mT`, `x.shape[-1]`.")
+
+
+def test_leading_axes_are_not_blamed_for_what_fails_without_them_too():
+    told = failed(scaled, lambda x, h: x * h if x.shape[-1] != 4 else x)
+    assert "With x (... i j) = (2, 3, 5, 4) and h = 2, your result at [" in told
+    assert "axes may lead" not in told
+
+
+def test_between_which_numbers_arguments_lie_is_told_where_sizes_do_not_tell_the_cases_apart():
+    @exercise(axes="n -> n", inputs=lambda _: [(torch.ones(2),), (torch.tensor([-1e3, 2.5]),)], mistakes=[])
+    def same(x):
+        return x
+
+    told = failed(same, lambda x: x.clamp(-50, 50))
+    assert (
+        "Right with x (n) = (2,), but not always. With x (n) = (2,) (x from -1000 to 2.5), your result at [0]" in told
+    )
+    assert "from" not in failed(same, lambda x: x + 1)
+
+
+def test_a_check_inside_the_function_that_is_checked_ends_and_is_told():
+    def inside(x, h):
+        scaled(inside)
+        return x * h
+
+    told = failed(scaled, inside)
+    assert "a check was called inside the function that is checked. Begin the line of the check" in told
+    assert told.endswith("It was line 2 of `inside`: `scaled(inside)`.")
+    assert scaled(lambda x, h: x * h).passed  # the next check runs
+
+
+def test_endless_recursion_is_told():
+    def endless(x, h):
+        return endless(x, h)
+
+    assert "your function raised RecursionError" in failed(scaled, endless)
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        lambda x, h: (x * h).to_sparse(),
+        lambda x, h: torch.nested.as_nested_tensor([x[0], x[1]]),
+        lambda x, h: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8),
+    ],
+    ids=["sparse", "nested", "quantized"],
+)
+@pytest.mark.filterwarnings("ignore")  # that PyTorch's nested and quantized tensors are no lasting thing
+def test_tensors_that_cannot_be_read_number_by_number_are_told(strange):
+    assert "your result is a tensor whose numbers cannot be read one by one" in failed(scaled, strange)
+    assert "result 1 of 2 is a tensor whose" in failed(squares_and_sum, lambda x: (strange(x[:, None], 1), x.sum()))
+
+
+def test_numbers_that_cannot_be_read_are_told():
+    assert "your result is of type complex" in failed(root, lambda d: 2 + 0j)
+    assert "your result is of type int" in failed(root, lambda d: 10**400)
+    assert "your result is on meta" in failed(root, lambda d: torch.tensor(2.0, dtype=torch.float64, device="meta"))
+
+
+def test_what_a_candidate_sets_for_all_of_pytorch_reaches_neither_the_notebook_nor_the_next_call():
+    seen = []
+
+    def setting(x, h):
+        seen.append((torch.get_default_dtype(), torch.is_grad_enabled()))
+        torch.set_default_dtype(torch.float16)
+        torch.set_grad_enabled(False)
+        return x * h
+
+    assert scaled(setting).passed
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.is_grad_enabled()
+    assert set(seen) == {(torch.float32, True)}
+    with torch.no_grad():
+        scaled(setting)
+        assert not torch.is_grad_enabled()
+
+
 def test_several_results_are_compared_one_by_one():
     assert squares_and_sum(lambda x: (x**2, x.sum())).passed
     assert squares_and_sum(lambda x: [x**2, x.sum()]).passed

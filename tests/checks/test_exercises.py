@@ -149,6 +149,71 @@ def test_an_answer_for_the_first_input_only_fails_and_is_told_where(check):
     )
 
 
+def mapped(result, change):
+    return tuple(map(change, result)) if isinstance(result, tuple) else change(result)
+
+
+def takes_numbers(check):
+    return any(value.is_floating_point() for value in tensors(check.exercise.cases()[0]))
+
+
+@each_check
+def test_the_oracle_keeps_float32(check):
+    for words, case, _ in check.exercise.further_cases():
+        if "float32" in words:
+            result = check.exercise.oracle(*case)
+            results = result if isinstance(result, tuple) else (result,)
+            assert all(part.dtype in (torch.float32, torch.bool, torch.int64) for part in results)
+
+
+@each_check
+def test_an_answer_in_float64_alone_fails(check):
+    if not takes_numbers(check):
+        return
+    report = check(lambda *args: mapped(check.exercise.oracle(*args), torch.Tensor.double))
+    assert not report.passed
+    assert "in float32" in report.diagnosis
+
+
+@each_check
+def test_remembering_by_shapes_fails(check):
+    memo = {}
+
+    def remembering(*args):
+        key = tuple(value.shape if isinstance(value, torch.Tensor) else value for value in args)
+        return memo.setdefault(repr(key), check.exercise.oracle(*args))
+
+    report = check(remembering)
+    assert not report.passed or not tensors(check.exercise.cases()[0])
+
+
+@each_check
+def test_an_answer_for_the_first_calls_alone_fails(check):
+    calls = []
+
+    def tiring(*args):
+        calls.append(args)
+        result = check.exercise.oracle(*args)
+        return result if len(calls) <= len(check.exercise.cases()) else mapped(result, lambda part: part != part)
+
+    assert not check(tiring).passed
+
+
+@each_check
+def test_an_answer_that_fails_with_more_axes_than_the_cases_have_fails(check):
+    if "..." not in check.exercise.axes:
+        return
+    most = max(value.ndim for case in check.exercise.cases() for value in tensors(case))
+
+    def limited(*args):
+        result = check.exercise.oracle(*args)
+        return mapped(result, torch.zeros_like) if any(v.ndim > most for v in tensors(args)) else result
+
+    report = check(limited)
+    assert not report.passed
+    assert "count from the end" in report.diagnosis
+
+
 @each_check
 def test_the_global_random_state_is_left_alone(check):
     torch.manual_seed(1)

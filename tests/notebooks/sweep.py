@@ -3,6 +3,7 @@
 nbval sees a widget's first state only, and Jupyter swallows what a callback raises.
 """
 
+import warnings
 from typing import Any
 
 import ipywidgets as widgets
@@ -34,8 +35,14 @@ def sweep(explorer: Explorer) -> int:
 
     Raises:
         AssertionError: a control moved from one end to the other and nothing on the screen changed.
-        Exception: whatever a callback raises.
+        Exception: whatever a callback raises, a warning included.
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return _moved(explorer)
+
+
+def _moved(explorer: Explorer) -> int:
     controls = list(explorer.controls.items())
     moves = 0
     for name, control in controls:

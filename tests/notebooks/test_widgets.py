@@ -11,7 +11,7 @@ def test_every_widget_moves_without_an_error(swept):
     for cell in sweeps:
         errors = [output for output in cell.outputs if output.output_type == "error"]
         assert not errors, f"{cell.id}: {errors[0].ename}: {errors[0].evalue}"
-        text = "".join(output.text for output in cell.outputs if output.output_type == "stream")
+        text = "".join(output.text for output in cell.outputs)
         assert text.startswith("moves: "), f"{cell.id}: the cell before it does not end in an explorer"
 
 
@@ -21,7 +21,7 @@ def test_a_lesson_has_an_explorer_with_sliders(swept):
         for cell in swept.cells
         if cell.id.startswith("sweep-")
         for output in cell.outputs
-        if output.output_type == "stream"
+        if output.get("name") == "stdout"
     ]
     assert max(moves) > 2
 
