@@ -167,6 +167,13 @@ class KVCache:
         return torch.cat([self.k, k], dim=-2), torch.cat([self.v, v], dim=-2)
 
 
+def _autocast_joins(x: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether autocast is on and brings both to one dtype, as it does with all of floating point but float64."""
+    device = x.device.type
+    is_on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return is_on and x.dtype.is_floating_point and torch.float64 not in (x.dtype, dtype)
+
+
 class MultiHeadAttention(nn.Module):
     """Several attentions side by side, each in its own slice of the width, mixed by one last matrix.
 
@@ -290,9 +297,7 @@ class MultiHeadAttention(nn.Module):
     def _check_dtypes(self, **inputs: torch.Tensor) -> None:
         expected = self.q_proj.weight.dtype
         for name, x in inputs.items():
-            # autocast converts all floating-point dtypes but float64
-            mixes = torch.is_autocast_enabled(x.device.type) and x.dtype.is_floating_point
-            if x.dtype != expected and not (mixes and torch.float64 not in (x.dtype, expected)):
+            if x.dtype != expected and not _autocast_joins(x, expected):
                 raise TypeError(f"{name} is {x.dtype} and the layer is {expected}; convert one: x.to({expected})")
 
     def _for_each_query_head(self, x: torch.Tensor) -> torch.Tensor:

@@ -270,6 +270,10 @@ def test_torchs_transforms_see_no_branch_on_a_mask():
     assert_agree(out, torch.stack([scaled_dot_product_attention(q, q, q, mask)[0] for mask in masks]))
     shapes = scaled_dot_product_attention(q.to("meta"), q.to("meta"), q.to("meta"), masks[0].to("meta"))
     assert [x.shape for x in shapes] == [(2, 4, 3), (2, 4, 4)]
+    layer, x = MultiHeadAttention(6, 2).to("meta"), torch.empty(2, 4, 6, device="meta")
+    assert layer(x, mask=masks[0].to("meta"))[0].shape == (2, 4, 6)
+    with pytest.raises(TypeError, match=r"query is torch\.float64"):
+        layer(x.double())
 
 
 def test_a_causal_prefix_does_not_know_the_future():

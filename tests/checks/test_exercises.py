@@ -167,6 +167,13 @@ def test_the_oracle_keeps_float32(check):
 
 
 @each_check
+def test_the_first_case_in_another_form_asks_for_the_same_gradients(check):
+    asked = [value.requires_grad for value in tensors(check.exercise.cases()[0])]
+    for _, case, _ in check.exercise.further_cases():
+        assert [value.requires_grad for value in tensors(case)] == asked
+
+
+@each_check
 def test_an_answer_in_float64_alone_fails(check):
     if not takes_numbers(check):
         return
