@@ -154,7 +154,7 @@ def test_an_error_in_the_browser_is_said_in_words(lab: LabPage, show):
     lab.add_and_run("view._weights = b''")
     view.locator(".mha-error", has_text="could not be drawn").wait_for()
     assert lab.errors
-    lab.errors.clear()
     lab.add_and_run("view.show(weights)")
     view.locator(".mha-line", has_text='query "0"').wait_for()
     assert not view.locator(".mha-error").is_visible()
+    lab.errors.clear()  # only now: a page that changes its size draws again, and fails again, as long as it is broken
