@@ -44,6 +44,7 @@ def executed(notebook: NotebookNode, timeout: int = 300) -> NotebookNode:
         resources={"metadata": {"path": str(FOLDER)}},
         record_timing=False,
         store_widget_state=False,
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],  # it warns that the loopback is not encrypted
         coalesce_streams=True,  # else prints some time apart are stored in pieces, differently at each run
     )
     return client.execute()
