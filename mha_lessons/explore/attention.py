@@ -65,12 +65,13 @@ def draw_sentence(
     note = f"The sentence has {len(tokens)} tokens: all are shown." if length > len(tokens) else ""
     tokens = tokens[:length]
     if pretrained:
-        layer, x = model.layers[PRETRAINED_LAYER].attention, model.layer_inputs(tokens)[PRETRAINED_LAYER][0]
+        layer = model.layers[PRETRAINED_LAYER].attention
         if (num_heads, d_k) != (layer.num_heads, layer.d_k):
             raise CannotBeError(
                 f"the pretrained layer has {layer.num_heads} heads of width {layer.d_k}, and the sliders say "
                 f"{num_heads} of {d_k}. Set heads to {layer.num_heads} and d_k to {layer.d_k}, or switch it off."
             )
+        x = model.layer_inputs(tokens)[PRETRAINED_LAYER][0]
     else:
         # Unit variance, as Xavier's matrices expect; the scores of an untrained layer are all alike otherwise.
         x = torch.nn.functional.layer_norm(model.embed(tokens), (D_MODEL,))
@@ -93,7 +94,7 @@ class _SumPanel(FigurePanel):
         self.strips = self.strips_ax.imshow(np.zeros((2, 2)), cmap=plots.SIGNED_MAP, aspect="auto")
         self.strips_ax.set(xlabel="channel of the head", xticks=[])
         self.bars_ax.set(xlabel="weight α", xlim=(0, 1))
-        self.colour_bar = fig.colorbar(self.strips, ax=self.strips_ax)
+        fig.colorbar(self.strips, ax=self.strips_ax)
 
     def _redraw(self, state: Attended) -> None:
         head, query = self.view.head, self.view.query
@@ -138,8 +139,7 @@ def sentence_attention() -> Explorer:
     )
     view = weights_panel.widget
     explorer.follow(view, sum_panel)
-    if "it" in explorer.state.queries:
-        view.query = explorer.state.queries.index("it")
+    view.query = explorer.state.queries.index("it")
     return explorer
 
 

@@ -106,7 +106,7 @@ class Explorer(widgets.VBox):
         control_row = widgets.HBox(list(controls.values()), layout={"flex_flow": "row wrap"})
         side_by_side = {"flex_flow": "row wrap", "align_items": "flex-start"}  # where the page is wide enough
         picture_row = widgets.HBox([panel.widget for panel in panels], layout=side_by_side)
-        super().__init__([control_row, self.message, picture_row] if controls else [picture_row])
+        super().__init__([control_row, self.message, picture_row])
         self.refresh()
 
     def refresh(self) -> None:

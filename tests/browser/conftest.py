@@ -1,16 +1,13 @@
 """Fixtures of the browser tests: one JupyterLab and one page for all of them, a notebook closed after each test."""
 
 import os
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.browser.jupyter import CHROMIUM_FLAGS, find_chromium, jupyterlab
-from tests.browser.lab_page import LabPage
+from tests.browser.jupyter import find_chromium
+from tests.browser.lab_page import LabPage, opened_lab
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 NO_BROWSER = "no Chromium or Chrome found: install one, or name its path in MHA_CHROMIUM"
 
 
@@ -34,18 +31,8 @@ def chromium() -> str:
 @pytest.fixture(scope="package")
 def session(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabPage]:
     """JupyterLab, over a copy of the notebooks, open in Chromium."""
-    from playwright.sync_api import sync_playwright  # here, so that a missing browser skips before it is needed
-
-    root = tmp_path_factory.mktemp("lab") / "notebooks"
-    shutil.copytree(NOTEBOOKS, root, ignore=shutil.ignore_patterns(".*"))
-    home = tmp_path_factory.mktemp("home")
-    with jupyterlab(root, home) as (address, token), sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
-        try:
-            page = browser.new_page(viewport={"width": 1280, "height": 900})
-            yield LabPage(page, f"{address}/lab?token={token}", root)
-        finally:
-            browser.close()
+    with opened_lab(chromium, tmp_path_factory.mktemp("lab")) as page:
+        yield page
 
 
 @pytest.fixture

@@ -1,10 +1,16 @@
 """What the browser tests do in JupyterLab, in a lesson's words: open a notebook, run tagged cells, move a slider."""
 
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator, Page, sync_playwright
+
+from tests.browser.jupyter import CHROMIUM_FLAGS, jupyterlab
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 # The pixels of a canvas or of a picture, as text that can be compared.
 PIXELS = """element => {
@@ -52,6 +58,21 @@ CLOSE = """async () => {
         panel.dispose();
     }
 }"""
+
+
+@contextmanager
+def opened_lab(chromium: str, folder: Path, *, width: int = 1280, height: int = 900) -> Iterator["LabPage"]:
+    """JupyterLab over a copy of the notebooks, open in Chromium; both end with the block."""
+    root, home = folder / "notebooks", folder / "home"
+    shutil.copytree(NOTEBOOKS, root, ignore=shutil.ignore_patterns(".*"))
+    home.mkdir()
+    with jupyterlab(root, home) as (address, token), sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
+        try:
+            page = browser.new_page(viewport={"width": width, "height": height})
+            yield LabPage(page, f"{address}/lab?token={token}", root)
+        finally:
+            browser.close()
 
 
 class LabPage:

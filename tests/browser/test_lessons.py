@@ -3,8 +3,7 @@
 import pytest
 from playwright.sync_api import Locator
 
-from tests.browser.conftest import NOTEBOOKS
-from tests.browser.lab_page import LabPage
+from tests.browser.lab_page import NOTEBOOKS, LabPage
 
 FAILURES = ("This explorer failed", "could not be drawn", "Error displaying widget", "Loading widget")
 

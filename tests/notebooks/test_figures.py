@@ -12,10 +12,15 @@ TOLERANCE = 12.0  # levels of 255, as the average of the worst tile; fonts and r
 BLUR, TILE = 4, 16  # pixels
 
 
+def pixels(png: bytes) -> np.ndarray:
+    """A PNG file as (height width 3) numbers."""
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"), dtype=float)
+
+
 def pictures(cell):
-    """Every PNG among a cell's outputs, as (height width 3) numbers."""
+    """Every PNG among a cell's outputs."""
     encoded = [output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {})]
-    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB"), dtype=float) for png in encoded]
+    return [pixels(base64.b64decode(png)) for png in encoded]
 
 
 def averaged(values: np.ndarray, size: int) -> np.ndarray:
@@ -86,21 +91,21 @@ def test_the_comparison_sees_a_moved_line_and_a_blank_plot():
             ax.bar(range(3), heights)
         else:
             ax.set_axis_off()
-        return np.asarray(Image.open(io.BytesIO(plots.png(fig))).convert("RGB"), dtype=float)
+        return pixels(plots.png(fig))
 
     assert difference(drawn([1, 2, 3]), drawn([1, 2, 3])) == 0
     assert difference(drawn([1, 2, 3]), drawn([1, 3, 2])) > TOLERANCE
     weights = np.random.default_rng(0).dirichlet(np.ones(6), size=(4, 6))
     names = list("abcdef")
     pages = [plots.attention_grid(weights[order], names, names) for order in ([0, 1, 2, 3], [0, 2, 1, 3])]
-    right, swapped = (np.asarray(Image.open(io.BytesIO(plots.png(page))).convert("RGB"), float) for page in pages)
+    right, swapped = (pixels(plots.png(page)) for page in pages)
     assert difference(right, swapped) > TOLERANCE
     lines = []
     for heights in ([1, 2, 3], [1, 2.5, 3]):
         fig, ax = plots.figure(width=4, height=3)
         ax.plot([0, 1, 2], heights)
         ax.set_ylim(0, 4)
-        lines.append(np.asarray(Image.open(io.BytesIO(plots.png(fig))).convert("RGB"), float))
+        lines.append(pixels(plots.png(fig)))
     assert difference(*lines) > TOLERANCE
     assert is_blank(drawn([]))
     assert not is_blank(drawn([1, 2, 3]))
