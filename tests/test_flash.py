@@ -8,7 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
+from mha_lessons import flash
 from mha_lessons.attention import scaled_dot_product_attention
 from mha_lessons.flash import Tiling, flash_attention, merge_attention, online_softmax, plain_cost, tiled_cost
 from mha_lessons.masks import causal_mask, padding_mask
@@ -130,7 +132,7 @@ def test_agrees_with_the_plain_formula(i, j, block_q, block_k, causal, kind, axe
     assert_same_attention(inputs, mask, causal=causal, scale=scale, block_q=block_q, block_k=block_k)
 
 
-@pytest.mark.parametrize(("i", "j"), [(300, 700), (700, 300), (513, 513)])
+@pytest.mark.parametrize(("i", "j"), [(700, 1100), (1100, 700), (513, 513)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_agrees_with_its_own_blocks_and_ragged_tails(i, j, causal):
     assert_same_attention(qkv(b=1, h=2, i=i, j=j, grad=True), causal=causal)
@@ -237,11 +239,31 @@ def test_half_precision_does_not_overflow_inside():
     assert_agree(flash_attention(q, k, v, block_k=4), v)
 
 
-def test_autocast_does_not_reach_inside():
-    q, k, v = qkv(dtype=torch.float32, grad=True)
+@pytest.mark.parametrize("onednn", [True, False])
+@pytest.mark.parametrize("causal", [False, True])
+def test_large_tiles_by_either_library(monkeypatch, onednn, causal):
+    if not onednn:
+        monkeypatch.setattr(flash, "_onednn_linear", None)
+    inputs = qkv(b=1, h=1, i=600, j=1100, d=64, dv=64, dtype=torch.float32, grad=True)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    out, weight = flash_attention(*inputs, causal=causal), randn(1, 1, 600, 64, seed=9)
+    assert_agree(out.double(), plain(*exact, causal=causal)[0], tolerance=2e-6)
+    grads = torch.autograd.grad(out, inputs, weight.float())
+    expected = torch.autograd.grad(plain(*exact, causal=causal)[0], exact, weight)
+    for actual, wanted in zip(grads, expected, strict=True):
+        assert_agree(actual.double(), wanted, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("n", [7, 513])
+def test_autocast_does_not_reach_inside(n):
+    inputs = qkv(b=1, i=n, j=n, d=64, dtype=torch.float32, grad=True)
     with torch.autocast("cpu", torch.bfloat16):
-        out = flash_attention(q, k, v, block_k=4)
-    assert_agree(out, plain(q, k, v)[0], tolerance=1e-5)
+        out = flash_attention(*inputs)
+        grads = torch.autograd.grad(out.sum(), inputs)
+    expected = plain(*inputs)[0]
+    assert_agree(out, expected, tolerance=1e-5)
+    for actual, wanted in zip(grads, torch.autograd.grad(expected.sum(), inputs), strict=True):
+        assert_agree(actual, wanted, tolerance=1e-5)
 
 
 def test_a_scale_of_0_is_a_scale():
@@ -363,18 +385,15 @@ def test_refuses(changed, error, says):
 
 
 class Watch(TorchDispatchMode):
-    """Every tensor that is made: the largest, and all products of matrices."""
+    """How many numbers the largest tensor has that is made."""
 
-    def __init__(self):
-        super().__init__()
-        self.largest, self.products = 0, 0
+    largest = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         for x in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(x, torch.Tensor):
                 self.largest = max(self.largest, x.numel())
-                self.products += x.numel() * (func.overloadpacket is torch.ops.aten.mm)
         return result
 
 
@@ -435,14 +454,29 @@ def test_tiles_cover_what_is_visible_and_none_lies_above_the_diagonal(i, j, bloc
         assert (visits[visible if causal else ...] == 1).all()
 
 
-def test_causal_makes_about_half_the_scores():
-    q, k, v = qkv(b=1, h=1, i=64, j=64)
-    with Watch() as full:
-        flash_attention(q, k, v, block_q=8, block_k=8)
-    with Watch() as causal:
-        flash_attention(q, k, v, causal=True, block_q=8, block_k=8)
-    assert full.products == 64 * 64
-    assert causal.products == 28 * 64 + 8 * (8 + 6 + 4 + 2) * 2  # 7 + 6 + ... + 1 tiles below the diagonal; 8 on it
+def flops(n, d, dtype, *, causal, both_ways=False, **blocks):
+    """As PyTorch counts them, in units of one product of queries and keys."""
+    inputs = qkv(b=1, h=1, i=n, j=n, d=d, dv=d, dtype=dtype, grad=True)
+    with FlopCounterMode(display=False) as counter:
+        out = flash_attention(*inputs, causal=causal, **blocks)
+        if both_ways:
+            out.sum().backward()
+    return counter.get_total_flops() / (2 * n * n * d)
+
+
+@pytest.mark.parametrize(("d", "dtype"), [(8, torch.float32), (64, torch.float32), (64, torch.float64)])
+def test_flops_are_those_that_torch_counts(d, dtype):
+    """Two products forwards, as in the cost model, and five more backwards; a little over half of it if causal."""
+    assert flops(1500, d, dtype, causal=False) == 2 == tiled_cost(1500, d, 192 * 1024).flops / (2 * 1500**2 * d)
+    assert flops(1500, d, dtype, causal=False, both_ways=True) == 7
+    causal = flops(1500, d, dtype, causal=True)
+    assert 1 < causal < 1.2
+    assert flops(1500, d, dtype, causal=True, both_ways=True) == 3.5 * causal
+
+
+def test_causal_visits_about_half_the_scores():
+    scores = 28 * 64 + 8 * (8 + 6 + 4 + 2) * 2  # 7 + 6 + ... + 1 tiles below the diagonal; 8 on it, in quarters
+    assert flops(64, 4, torch.float64, causal=True, block_q=8, block_k=8) == 2 * scores / 64**2
 
 
 # --- joining parts ---

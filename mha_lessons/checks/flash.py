@@ -414,7 +414,7 @@ def _undivided(q, k, v, block):
     inputs=lambda normal: [
         (normal(5, 4), normal(6, 4), normal(6, 4), 2),
         (normal(2, 3, 5, 8), normal(2, 3, 7, 8), normal(2, 3, 7, 8), 3),
-        (normal(3, 4), normal(5, 4), normal(5, 4), 8),
+        (normal(3, 3), normal(5, 3), normal(5, 3), 8),
         (30 + normal(3, 4), normal(6, 4) - 40, normal(6, 4), 4),
         (30 + normal(3, 4), normal(6, 4) + 40, normal(6, 4), 4),
     ],
