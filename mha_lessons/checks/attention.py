@@ -309,6 +309,7 @@ def _projected(mix: Callable) -> Callable:
         (normal(2, 3, 5, 8), *(normal(8, 4) / 2 for _ in "qkv")),
         (normal(2, 4, 5), *(normal(5, 5) / 2 for _ in "qkv")),
         (normal(3, 3, 3), *(normal(3, 3) for _ in "qkv")),
+        (60 * normal(3, 6), *(normal(6, 4) / 2 for _ in "qkv")),
     ],
     mistakes=[
         (
@@ -386,6 +387,11 @@ def _projected(mix: Callable) -> Callable:
         (
             _projected(lambda q, k, v: (q @ _all_axes_turned(k) / q.shape[-1] ** 0.5).softmax(-1) @ v),
             "`.T` turns all axes round, so it fits a single table only. Swap the last two axes: `q @ k.mT`.",
+        ),
+        (
+            _projected(lambda q, k, v: _exp_over(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v),
+            "Right while scores are small, and NaN when they are near 1000: exp(1000) is infinite. Use your "
+            "`softmax_rows`, or subtract each row's maximum before `exp`.",
         ),
         (
             _projected(lambda q, k, v: q @ k.mT / q.shape[-1] ** 0.5 @ v),

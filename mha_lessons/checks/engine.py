@@ -26,6 +26,7 @@ in ``__init__.py``. The tests find it there; they need no change.
 - ``mistakes`` pairs a wrong answer with the sentence that names the mistake, its symptom and what to do. It is
   recognised when the learner's results equal its results on every input, so each must differ from the oracle
   and from all others on at least one (the tests hold this). It may raise where the learner's function would.
+- ``also``, for what numbers do not show, gets an answer whose numbers are right and returns what is wrong, or None.
 
 An answer that is right on all inputs is tried on the first one in other forms: see ``Exercise.further_cases``.
 """
@@ -52,14 +53,16 @@ _COUNT_FROM_THE_END = " More axes may lead (batch, heads), so count from the end
 _KEEP_NOTHING = " Keep nothing between calls: the result depends on the arguments alone."
 
 
-def exercise(*, axes: str, inputs: Callable, mistakes: list[tuple[Callable, str]]) -> Callable:
+def exercise(
+    *, axes: str, inputs: Callable, mistakes: list[tuple[Callable, str]], also: Callable = lambda candidate: None
+) -> Callable:
     """Turn an oracle into the public check ``name(candidate) -> Report`` with the oracle's name and docstring.
 
     The arguments are explained at the top of this file. The check's attribute ``exercise`` is the ``Exercise``.
     """
 
     def decorate(oracle: Callable) -> Callable[[Callable], Report]:
-        task = Exercise(oracle, axes, inputs, tuple(mistakes))
+        task = Exercise(oracle, axes, inputs, tuple(mistakes), also)
 
         def check(candidate: Callable) -> Report:
             return task.check(candidate)
@@ -90,6 +93,7 @@ class Exercise:
     axes: str
     inputs: Callable
     mistakes: tuple[tuple[Callable, str], ...]
+    also: Callable
 
     @property
     def name(self) -> str:
@@ -149,6 +153,7 @@ class Exercise:
                 or self._known_mistake(outcomes)
                 or self._first_difference(candidate, outcomes)
                 or self._further_difference(candidate)
+                or self.also(candidate)
             )
             if diagnosis:
                 return Report(False, True, diagnosis)

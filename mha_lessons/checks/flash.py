@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from mha_lessons.checks.engine import exercise
+from mha_lessons.checks.engine import call, exercise
 from mha_lessons.flash import flash_attention, merge_attention
 
 HIDDEN = -torch.inf
@@ -74,6 +75,12 @@ def _first_tile(normal: Callable) -> tuple:
     return normal(2, 3) + HIDDEN, 0 * normal(2, 3), 0 * normal(2, 3, 4), 3 * normal(2, 3, 5), normal(2, 5, 4)
 
 
+def _low_first_tile(normal: Callable) -> tuple:
+    """Whoever shifts these scores by 0 or by a fixed low number sees them vanish."""
+    maximum, total, mix, scores, v = _first_tile(normal)
+    return maximum, total, mix, scores - 2000, v
+
+
 def _hidden_tile(normal: Callable) -> tuple:
     """Row 0 has seen nothing and sees nothing now; row 1 has seen keys; row 2 sees two of the four."""
     maximum, total, mix = _seen_before(normal, 3)
@@ -90,6 +97,7 @@ def _hidden_tile(normal: Callable) -> tuple:
         (*_seen_before(normal, 2, 3, 5), 3 * normal(2, 3, 5, 4), normal(2, 3, 4, 4)),
         _first_tile(normal),
         _hidden_tile(normal),
+        _low_first_tile(normal),
     ],
     mistakes=[
         (
@@ -409,8 +417,36 @@ def _undivided(q, k, v, block):
     return out * (lse - (q @ k.mT * q.shape[-1] ** -0.5).amax(-1)).exp()[..., None], lse
 
 
+class _Largest(TorchDispatchMode):
+    """How many numbers the largest tensor holds that is made; a view holds none of its own."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(x, torch.Tensor):
+                self.numbers = max(self.numbers, x.untyped_storage().nbytes() // x.element_size())
+        return result
+
+
+def _holds_all_scores(candidate: Callable) -> str | None:
+    queries, keys, block = 64, 96, 8
+    x = torch.linspace(-1, 1, keys * 4, dtype=torch.float64).view(keys, 4)
+    with _Largest() as largest:
+        call(candidate, (x[:queries], x, x, block))
+    if largest.numbers < queries * keys:
+        return None
+    return (
+        f"Your numbers are right, but with {queries} queries, {keys} keys and blocks of {block} you made a tensor of "
+        f"{largest.numbers:,} numbers: {queries} × {keys} or more, all scores at once. Make those of a block of keys, "
+        "use them, and go on to the next."
+    )
+
+
 @exercise(
     axes="... i d, ... j d, ... j d, _ -> ... i d, ... i",
+    also=_holds_all_scores,
     inputs=lambda normal: [
         (normal(5, 4), normal(6, 4), normal(6, 4), 2),
         (normal(2, 3, 5, 8), normal(2, 3, 7, 8), normal(2, 3, 7, 8), 3),
@@ -492,7 +528,7 @@ def flash_forward(q, k, v, block):
     """The whole of it: write ``flash_forward(q, k, v, block)``: attention that reads the keys a block at a time.
 
     Go over the keys ``block`` at a time, and call ``online_step`` for each tile of scores q kᵀ / √d. No tensor may have
-    an entry for every query and every key; the check cannot see that, but your memory can.
+    an entry for every query and every key.
 
     Args:
         q: queries (... i d).

@@ -83,6 +83,7 @@ def _seen(lengths: torch.Tensor, n_keys: int) -> torch.Tensor:
         (torch.tensor([3, 5]), 5),
         (torch.tensor([1, 4, 6]), 6),
         (torch.tensor([2, 0, 3]), 3),
+        (torch.tensor([2, 3]), 6),
     ],
     mistakes=[
         (
@@ -118,6 +119,16 @@ def _seen(lengths: torch.Tensor, n_keys: int) -> torch.Tensor:
             lambda lengths, n_keys: (torch.arange(n_keys) < lengths.max()).expand(len(lengths), 1, 1, -1),
             "All your rows are alike: you used the longest length for every sequence. Compare the positions with each "
             "sequence's own length, `lengths[:, None]`.",
+        ),
+        (
+            lambda lengths, n_keys: _seen(lengths, int(lengths.max()))[:, None, None, :],
+            "Your mask ends with the longest sequence, so where more pads follow it does not fit the scores. Count the "
+            "positions up to `n_keys`.",
+        ),
+        (
+            lambda lengths, n_keys: _ones(len(lengths), 1, 1, n_keys),
+            "Your mask hides nothing. True may stand only at the real tokens, the positions below each sequence's "
+            "length.",
         ),
     ],
 )
@@ -198,6 +209,17 @@ def _hide(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return scores.masked_fill(~mask, -torch.inf)
 
 
+def _far_apart() -> torch.Tensor:
+    """Three rows of four scores. In rows 0 and 1 a hidden one is by far the largest; in 1 and 2 the visible differ."""
+    return torch.tensor([[2e3, 0, 1, -9], [0, 2e3, 4e3, 1], [-9, -2e3, 2e3, 1]], dtype=torch.float64)
+
+
+def _shared_again(scores: torch.Tensor, mask: torch.Tensor, least: float) -> torch.Tensor:
+    """The softmax over all keys, and what falls to the visible ones shared out again."""
+    left = scores.softmax(-1) * mask
+    return left / left.sum(-1, keepdim=True).clamp(min=least)
+
+
 @exercise(
     axes="... i j, ... i j -> ... i j",
     inputs=lambda normal: [
@@ -205,6 +227,7 @@ def _hide(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         ((3 * normal(2, 3, 4, 6)).requires_grad_(), causal_mask(4, 6) & padding_mask([1, 5], 6)),
         (normal(4, 4).requires_grad_(), _ones(4, 4).triu(1)),
         ((normal(3, 3) - 2e9).requires_grad_(), causal_mask(3)),
+        (_far_apart().requires_grad_(), torch.tensor([[0, 1, 1, 0], [1, 1, 0, 1], [0, 1, 1, 1]]).bool()),
     ],
     mistakes=[
         (
@@ -237,6 +260,17 @@ def _hide(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             lambda scores, mask: scores.softmax(-1).masked_fill(~mask, 0.0),
             "You hid the keys after the softmax: they took their share before they vanished, so the rows sum to less "
             "than 1. Hide them before it, with -inf.",
+        ),
+        (
+            lambda scores, mask: _shared_again(scores, mask, 0.0),
+            "You took the softmax over all keys and shared out again what was left. A hidden score far above the rest "
+            "takes all, and nothing is left: 0 / 0, as in a row that may attend to nothing. Hide the keys before the "
+            "softmax, with -inf.",
+        ),
+        (
+            lambda scores, mask: _shared_again(scores, mask, 1e-30),
+            "You took the softmax over all keys and shared out again what was left. A hidden score far above the rest "
+            "takes all, and the visible keys get 0. Hide the keys before the softmax, with -inf.",
         ),
         (
             lambda scores, mask: (scores + mask).softmax(-1),
@@ -284,6 +318,11 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return scaled_dot_product_attention(q, k, v)[0]
 
 
+def _overflowing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    weights = (q @ k.mT / q.shape[-1] ** 0.5).exp()
+    return weights / weights.sum(-1, keepdim=True) @ v
+
+
 def _grown(k_cache: torch.Tensor, k: torch.Tensor, dim: int = -2) -> torch.Tensor:
     return torch.cat([k_cache, k], dim=dim)
 
@@ -299,6 +338,7 @@ def _one_token(normal, *lead: int, cached: int, d: int) -> tuple[torch.Tensor, .
         _one_token(normal, 2, 3, cached=4, d=8),
         _one_token(normal, 1, cached=1, d=3),
         _one_token(normal, 3, 2, cached=0, d=5),
+        tuple(60 * part for part in _one_token(normal, cached=5, d=4)),
     ],
     mistakes=[
         (
@@ -349,6 +389,15 @@ def _one_token(normal, *lead: int, cached: int, d: int) -> tuple[torch.Tensor, .
                 _grown(v_cache, v),
             ),
             "You did not scale the scores. Divide them by √d_k, the root of the width of the query.",
+        ),
+        (
+            lambda q, k, v, k_cache, v_cache: (
+                _overflowing(q, _grown(k_cache, k), _grown(v_cache, v)),
+                _grown(k_cache, k),
+                _grown(v_cache, v),
+            ),
+            "Right while scores are small, and NaN when they are near 1000: exp(1000) is infinite. Use "
+            "`scores.softmax(dim=-1)`, or subtract each row's maximum before `exp`.",
         ),
         (
             lambda q, k, v, k_cache, v_cache: (

@@ -31,7 +31,7 @@ def _halves(n: int, d_model: int, offset: int) -> torch.Tensor:
 
 @exercise(
     axes="n, e, _ -> n e",
-    inputs=lambda normal: [(5, 6, 0), (3, 8, 4), (4, 5, 2), (6, 6, 7), (2, 1, 3)],
+    inputs=lambda normal: [(5, 6, 0), (3, 8, 4), (4, 5, 2), (6, 6, 7), (2, 1, 3), (3, 2, 5001)],
     mistakes=[
         (
             _halves,
@@ -51,7 +51,8 @@ def _halves(n: int, d_model: int, offset: int) -> torch.Tensor:
         ),
         (
             lambda n, d_model, offset: _waves(n, d_model, offset, lambda c: -(c // 2) / d_model),
-            "Your slowest wave is 100 times too fast: the exponent is -m / d_model, where it should be -2m / d_model.",
+            "Your waves are too fast, the slowest by the most, nearly 100 times in a wide table: the exponent is "
+            "-m / d_model, where it should be -2m / d_model.",
         ),
         (
             lambda n, d_model, offset: _waves(n, d_model, offset, lambda c: -2 * _even(c) / d_model),

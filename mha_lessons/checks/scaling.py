@@ -9,7 +9,7 @@ from mha_lessons.checks.engine import exercise
 
 @exercise(
     axes="e, h ->",
-    inputs=lambda normal: [(512, 8), (64, 4), (48, 3), (768, 12), (32, 32)],
+    inputs=lambda normal: [(512, 8), (512, 16), (60, 3), (768, 12), (32, 32)],
     mistakes=[
         (
             lambda d_model, num_heads: d_model**-0.5,
@@ -83,7 +83,7 @@ def _with_zeros(normal) -> torch.Tensor:
 
 _LOG_OF_ZERO = (
     "A weight of 0 gives NaN: log 0 is minus infinity, and 0 times infinity is no number. Its share of the entropy is "
-    "0: use `torch.special.entr(weights)`, which is -α log α with 0 at 0, or `weights.clamp_min(1e-300).log()`."
+    "0: use `torch.special.entr(weights)`, which is -α log α with 0 at 0."
 )
 
 
@@ -94,12 +94,18 @@ _LOG_OF_ZERO = (
         ((3 * normal(2, 3, 4, 6)).softmax(-1),),
         ((2 * normal(4, 4)).softmax(-1),),
         (_with_zeros(normal),),
+        (_with_zeros(normal).float(),),
     ],
     mistakes=[
         (lambda weights: _share_of_log(-(weights * weights.log()).sum(-1), weights.shape[-1]), _LOG_OF_ZERO),
         (
             lambda weights: -(weights * weights.log()).sum(-1),
             f"{_LOG_OF_ZERO} And divide by log n, so that even weights give 1 for any number of keys.",
+        ),
+        (
+            lambda weights: _share_of_log(-(weights * weights.clamp_min(1e-300).log()).sum(-1), weights.shape[-1]),
+            "Right in float64. In float32, whose least number is about 1e-45, 1e-300 is 0, and 0 times log 0 is NaN. "
+            "Use `torch.special.entr(weights)`, which is -α log α with 0 at 0.",
         ),
         (
             lambda weights: torch.special.entr(weights).sum(-1),

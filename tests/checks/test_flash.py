@@ -48,6 +48,23 @@ def test_flash_forward_tells_what_people_write(first_maximum, factor, words):
     assert checks.flash_forward(forward_with(first_maximum, factor)).diagnosis.startswith(words)
 
 
+def all_at_once(q, k, v, block):
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+def joined_in_the_end(q, k, v, block):
+    scores = torch.cat([q @ part.mT / q.shape[-1] ** 0.5 for part in k.split(block, dim=-2)], dim=-1)
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+@pytest.mark.parametrize("answer", [all_at_once, joined_in_the_end])
+def test_flash_forward_sees_that_all_scores_are_held(answer):
+    report = checks.flash_forward(answer)
+    assert not report.passed
+    assert "a tensor of 6,144 numbers: 64 × 96 or more" in report.diagnosis
+
+
 def test_c05_online_step_wants_the_maximum_of_a_row_without_keys_to_stay():
     def filled(maximum, total, mix, scores, v):
         new = torch.maximum(maximum, scores.amax(dim=-1)).nan_to_num(neginf=-1e4)
