@@ -142,7 +142,7 @@ def flash_attention(
     q, k, v = (x.expand(*heads, *x.shape[-2:]) for x in (q, k, v))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out, maximum, total = _FlashAttention.apply(q, k, v, mask, scale, tiling)
-    return (out, (maximum + total.log()).squeeze(-1)) if return_lse else out
+    return (out, (maximum / _unit(mask) + total.log()).squeeze(-1)) if return_lse else out
 
 
 @dataclass(frozen=True)
@@ -210,23 +210,41 @@ def _of_tile(mask: torch.Tensor, rows: slice, columns: slice) -> torch.Tensor:
 
 def _matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a (i c) times b (c j). Autocast, which would halve the precision, reaches neither of the two ways."""
-    is_large = a.numel() * b.shape[1] >= 2**23  # what is smaller gains little, as a call of oneDNN costs more
-    if is_large and _onednn_linear is not None and a.device.type == "cpu" and a.dtype == torch.float32:
+    if _suits_onednn(a, b):
         return _onednn_linear(a, b.T, None, "none", [], "")
     return torch.mm(a, b, out=a.new_empty(len(a), b.shape[1]))
 
 
-class _Scores:
-    """The scores of one head, a tile at a time, -inf where hidden.
+def _suits_onednn(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Large products, as a call costs more, of sizes that come again, as it keeps about 1 MB for each new shape."""
+    sizes = (*a.shape, b.shape[1])
+    return (
+        _onednn_linear is not None
+        and a.device.type == "cpu"
+        and a.dtype == torch.float32
+        and math.prod(sizes) >= 2**21
+        and not any(size % 32 for size in sizes)
+        and torch.backends.mkldnn.enabled
+        and not torch.compiler.is_compiling()  # the compiler would not accept it
+    )
 
-    They are kept in units of log 2, ready for exp2. Not so beside a float mask, whose lowest numbers would overflow in
-    that unit: there only differences of scores are brought to it.
+
+def _unit(mask: torch.Tensor | None) -> float:
+    """Scores are kept in units of log 2, ready for exp2.
+
+    Not so beside a float mask, whose lowest numbers would overflow in that unit: there only differences of scores are
+    brought to it.
     """
+    return 1.0 if mask is not None and mask.dtype.is_floating_point else LOG2_E
+
+
+class _Scores:
+    """The scores of one head in their unit, a tile at a time, -inf where hidden."""
 
     def __init__(
         self, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float, tiling: Tiling
     ) -> None:
-        self.unit = 1.0 if mask is not None and mask.dtype.is_floating_point else LOG2_E
+        self.unit = _unit(mask)
         self.q, self.k, self.mask, self.tiling = q * (scale * self.unit), k, mask, tiling
         side = min(tiling.block_q, tiling.n_queries, tiling.block_k, tiling.n_keys)
         self.future = ~causal_mask(side).to(q.device) if tiling.causal else None
@@ -261,7 +279,7 @@ class _FlashAttention(torch.autograd.Function):
         maximum = q.new_empty(*q.shape[:-1], 1, dtype=torch.promote_types(q.dtype, torch.float32))
         total = torch.empty_like(maximum)
         for head in product(*map(range, q.shape[:-2])):
-            inputs = (_exact(x[head]) for x in (q, k, v))
+            inputs = (_exact(x[head]).contiguous() for x in (q, k, v))  # oneDNN takes no overlapping rows
             of_head = _attend(*inputs, None if mask is None else mask[head], scale, tiling)
             for result, part in zip((out, maximum, total), of_head, strict=True):
                 result[head] = part
@@ -279,7 +297,7 @@ class _FlashAttention(torch.autograd.Function):
         q, k, v, mask, out, maximum, total = ctx.saved_tensors
         grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         for head in product(*map(range, q.shape[:-2])):
-            inputs = (_exact(x[head]) for x in (q, k, v, grad_out, out, maximum, total))
+            inputs = (_exact(x[head]).contiguous() for x in (q, k, v, grad_out, out, maximum, total))
             of_head = _gradients(*inputs, None if mask is None else mask[head], ctx.scale, ctx.tiling)
             for grad, part in zip(grads, of_head, strict=True):
                 grad[head] = part
@@ -287,7 +305,10 @@ class _FlashAttention(torch.autograd.Function):
 
 
 def _attend(q, k, v, mask, scale, tiling) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One head: each row's mix of values so far (i dv), maximum and sum (i 1), rescaled as they grow."""
+    """One head: each row's mix of values so far (i dv), maximum and sum (i 1), rescaled as they grow.
+
+    The maximum stays in the scores' unit: a rounding of it would be a factor on every weight that is made again.
+    """
     maximum, total = q.new_full((len(q), 1), -torch.inf), q.new_zeros(len(q), 1)
     mix = q.new_zeros(len(q), v.shape[1])
     scores = _Scores(q, k, mask, scale, tiling)
@@ -300,7 +321,7 @@ def _attend(q, k, v, mask, scale, tiling) -> tuple[torch.Tensor, torch.Tensor, t
         total[rows] = total[rows] * kept + weights.sum(dim=-1, keepdim=True)
         mix[rows].mul_(kept).add_(_matmul(weights, v[columns]))
         maximum[rows] = new_maximum
-    return mix.div_(_at_least_1(total)), maximum / scores.unit, total
+    return mix.div_(_at_least_1(total)), maximum, total
 
 
 def _gradients(
@@ -315,7 +336,7 @@ def _gradients(
     sees_nothing = maximum == -torch.inf
     q, grad_out = q.masked_fill(sees_nothing, 0), grad_out / _at_least_1(total)
     scores = _Scores(q, k, mask, scale, tiling)
-    maximum = (maximum * scores.unit).masked_fill(sees_nothing, torch.inf)  # exp(-inf - inf) = 0, and no NaN
+    maximum = maximum.masked_fill(sees_nothing, torch.inf)  # exp(-inf - inf) = 0, and no NaN
     delta = (grad_out * out).sum(dim=-1, keepdim=True)
     grad_q, grad_k, grad_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for rows, columns in tiling:
