@@ -21,7 +21,7 @@ from PIL import Image
 
 # Okabe and Ito's colours can be told apart with any common colour blindness; the line styles say the same again.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-LINE_STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), "-")
+LINE_STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 1.5)))
 WEIGHT_MAP = "viridis"
 SIGNED_MAP = "PuOr"
 
@@ -129,8 +129,13 @@ def matrix(
     return image
 
 
+def _each(labels: Sequence[str], step: int | None) -> list[str]:
+    """Every label, every second one, ... or none, with gaps for the others."""
+    return [label if step and place % step == 0 else "" for place, label in enumerate(labels)]
+
+
 def _rotation(labels: Sequence[str]) -> int:
-    return 90 if sum(len(label) + 2 for label in labels) > 34 else 0
+    return 90 if sum(len(label) + 2 for label in labels if label) > 34 else 0
 
 
 def _readable_on(image, value: float) -> str:
@@ -150,7 +155,7 @@ def attention_grid(
 
     Args:
         weights: (h i j).
-        queries, keys: a label for each row and column.
+        queries, keys: a label for each row and column; of many only every second, third ... is written.
         hidden: bool, broadcastable to (h i j); True cells are grey, which tells them from a weight of 0.
         head_names: a title for each head; None: "head 0", "head 1", ...
 
@@ -164,6 +169,8 @@ def attention_grid(
     cell = 3.6 if num_heads <= 2 else 2.4
     fig, axes = figure(rows, columns, width=max(5.0, cell * columns + 1.2), height=cell * rows + 0.8, squeeze=False)
     top = float(weights.max()) or 1.0
+    points = 150.0 * cell / 3.6 / max(len(queries), len(keys))
+    every = max(1, math.ceil(7.0 / points))  # labels of fewer than 7 points cannot be read
     for head, ax in enumerate(axes.flat):
         if head >= num_heads:
             ax.remove()
@@ -172,8 +179,8 @@ def attention_grid(
         image = matrix(
             ax,
             weights[head],
-            rows=queries if first_column else [""] * len(queries),
-            columns=keys if last_row else [""] * len(keys),
+            rows=_each(queries, every if first_column else None),
+            columns=_each(keys, every if last_row else None),
             title=head_names[head] if head_names else f"head {head}",
             digits=None,
             top=top,
@@ -182,7 +189,7 @@ def attention_grid(
         if hidden is not None:
             grey = np.where(np.broadcast_to(hidden, weights.shape)[head], 0.2, np.nan)
             ax.imshow(grey, cmap="Greys", vmin=0.0, vmax=1.0)
-        ax.tick_params(labelsize=min(13.0, 150.0 * cell / 3.6 / max(len(queries), len(keys))))
+        ax.tick_params(labelsize=min(13.0, points * every))
     fig.colorbar(image, ax=list(fig.axes), label="attention weight", shrink=0.8)
     fig.supxlabel("key")
     fig.supylabel("query")
