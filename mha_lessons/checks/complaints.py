@@ -34,14 +34,15 @@ def about_tensor(name: str, got: object, expected: torch.Tensor, pattern: str, s
         sizes: the sizes of the axis letters in the arguments.
     """
     if not isinstance(got, torch.Tensor):
-        return f"{name} is {kind(got)}; return one torch.Tensor and nothing beside it."
+        wanted = "torch.Tensor" if expected.ndim else "number"
+        return f"{name} is {kind(got)}; return one {wanted} and nothing beside it."
     if not is_plain(got):
         return f"{name} is a tensor whose numbers cannot be read one by one; return a plain, dense one."
     if got.shape != expected.shape:
         letters = _guess_letters(got.shape, expected.shape, pattern, sizes)
         wanted = spell(pattern, expected.shape)
         return f"{name} has shape {spell(letters, got.shape)}; expected {wanted}."
-    if got.dtype != expected.dtype:
+    if got.dtype != expected.dtype and not (_is_whole(got) and _is_whole(expected)):
         return _about_dtype(name, got, expected)
     if got.device != expected.device:
         return f"{name} is on {got.device}; leave it where the arguments are, on {expected.device}."
@@ -55,6 +56,10 @@ def is_plain(value: object) -> bool:
         and value.layout == torch.strided
         and not (value.is_nested or value.is_quantized)
     )
+
+
+def _is_whole(x: torch.Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
 def _about_dtype(name: str, got: torch.Tensor, expected: torch.Tensor) -> str:
@@ -87,8 +92,8 @@ def about_error(error: BaseException) -> str:
     """The error, its message and the learner's own line, without the file's path, which differs between machines."""
     message = _message(error)
     told = f"your function raised {type(error).__name__}{': ' if message else ''}{message}."
-    place, source = _learners_line(error)
-    line = f" It was {place}: `{source}`." if source else ""
+    function, number, source = _learners_line(error)
+    line = f" It was line {number} of `{function}`: `{source}`." if source else ""
     pair = re.search(r"return_types\.(max|min)\b", message)
     hint = (
         f" `{pair[1]}(dim)` returns a pair, values and their places; `a{pair[1]}(dim)` the values alone."
@@ -105,27 +110,30 @@ def _message(error: BaseException) -> str:
         return ""
 
 
-def is_stub(error: BaseException | None) -> bool:
-    """Whether the learner's code raised NotImplementedError itself; PyTorch raises it too, for a dtype it lacks."""
+def unwritten(error: BaseException | None) -> str | None:
+    """The learner's function that raised NotImplementedError itself; PyTorch raises it too, for a dtype it lacks."""
     if not isinstance(error, NotImplementedError):
-        return False
-    _, source = _learners_line(error)
-    return not source or "NotImplementedError" in source
+        return None
+    function, _, source = _learners_line(error)
+    return function if not source or "NotImplementedError" in source else None
 
 
-def _learners_line(error: BaseException) -> tuple[str, str]:
-    """Where the learner's code was when it raised, counted from its ``def``, and that line; empty when unknown."""
+def _learners_line(error: BaseException) -> tuple[str, int, str]:
+    """Where the learner's code was when it raised: function, line counted from its ``def``, and what stands there.
+
+    All are empty where none of it is the learner's.
+    """
     lines = [
         (frame, number)
         for frame, number in traceback.walk_tb(error.__traceback__)
         if not frame.f_code.co_filename.startswith(_LIBRARIES)
     ]
     if not lines:
-        return "", ""
+        return "", 0, ""
     frame, number = lines[-1]
     code = frame.f_code
     source = linecache.getline(code.co_filename, number, frame.f_globals).strip()
-    return f"line {number - code.co_firstlineno + 1} of `{code.co_name}`", source
+    return code.co_name, number - code.co_firstlineno + 1, source
 
 
 def kind(value: object) -> str:
@@ -140,7 +148,7 @@ def spell(pattern: str | None, shape: torch.Size) -> str:
     axes = (pattern or "").split()
     if "..." in axes and len(axes) > len(shape):
         axes.remove("...")
-    return f"({' '.join(axes)}) = {tuple(shape)}" if axes else f"{tuple(shape)}"
+    return f"({' '.join(axes)}) = {tuple(shape)}" if axes and "_" not in axes else f"{tuple(shape)}"
 
 
 def _guess_letters(shape: torch.Size, expected: torch.Size, pattern: str, sizes: dict[str, int]) -> str | None:

@@ -146,8 +146,9 @@ class Exercise:
             return Report(False, True, diagnosis)
         with _apart():
             outcomes = [call(candidate, case) for case in self.cases()]
-            if complaints.is_stub(outcomes[0].error):
-                return Report(False, False, "Replace `raise NotImplementedError` by your code and run again.")
+            unwritten = complaints.unwritten(outcomes[0].error)
+            if unwritten is not None:
+                return self._not_attempted(candidate, unwritten)
             diagnosis = (
                 self._changed_argument(outcomes)
                 or self._known_mistake(outcomes)
@@ -180,6 +181,16 @@ class Exercise:
                 f"Begin it with `def {self.name}({ours}):`."
             )
         return None
+
+    def _not_attempted(self, candidate: Callable, unwritten: str) -> Report:
+        if unwritten in ("", getattr(candidate, "__name__", "")):
+            return Report(False, False, "Replace `raise NotImplementedError` by your code and run again.")
+        return Report(
+            False,
+            True,
+            f"Your function calls `{unwritten}`, which is not written yet. Write that one first, or call "
+            f"`answer_{unwritten}` if you have run its answer.",
+        )
 
     def _changed_argument(self, outcomes: list[Outcome]) -> str | None:
         changed = [self.arguments[position] for outcome in outcomes for position in outcome.changed]

@@ -65,6 +65,41 @@ def test_flash_forward_sees_that_all_scores_are_held(answer):
     assert "a tensor of 6,144 numbers: 64 × 96 or more" in report.diagnosis
 
 
+def test_flash_forward_that_calls_an_unwritten_step_is_told_which():
+    def online_step(maximum, total, mix, scores, v):
+        raise NotImplementedError
+
+    def flash_forward(q, k, v, block):
+        return online_step(q[..., 0], q[..., 0], q, q @ k.mT, v)
+
+    report = checks.flash_forward(flash_forward)
+    assert report.attempted
+    assert report.diagnosis.startswith("Your function calls `online_step`, which is not written yet.")
+
+
+def test_flash_forward_tells_a_split_of_the_batch():
+    def flash_forward(q, k, v, block):
+        maximum, total, mix = torch.full_like(q[..., 0], -torch.inf), 0, 0
+        for keys, values in zip(k.split(block), v.split(block), strict=True):
+            scores = q @ keys.mT / q.shape[-1] ** 0.5
+            new = torch.maximum(maximum, scores.amax(dim=-1))
+            weights, kept = (scores - new[..., None]).exp(), (maximum - new).exp()
+            total, mix = total * kept + weights.sum(dim=-1), mix * kept[..., None] + weights @ values
+            maximum = new
+        return mix / total[..., None], maximum + total.log()
+
+    assert checks.flash_forward(flash_forward).diagnosis.startswith("You split the first axis")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_tile_bounds_may_be_of_any_whole_type(dtype):
+    assert checks.tile_bounds(lambda *args: checks.tile_bounds.exercise.oracle(*args).to(dtype)).passed
+    floating = checks.tile_bounds(lambda *args: checks.tile_bounds.exercise.oracle(*args).double())
+    assert not floating.passed
+    short = checks.tile_bounds(lambda *args: checks.tile_bounds.exercise.oracle(*args)[:-1])
+    assert "(_)" not in short.diagnosis
+
+
 def test_c05_online_step_wants_the_maximum_of_a_row_without_keys_to_stay():
     def filled(maximum, total, mix, scores, v):
         new = torch.maximum(maximum, scores.amax(dim=-1)).nan_to_num(neginf=-1e4)

@@ -1,5 +1,6 @@
 """What is true of every lesson's file: the template's order, its limits, and how outputs are stored."""
 
+import itertools
 import re
 
 import nbformat
@@ -78,11 +79,22 @@ def _order_faults(notebook):
     if not 3 <= len(tagged["predict"]) <= 12:
         yield f"{len(tagged['predict'])} predictions; expected at least three"
     for place in tagged["predict"]:
-        following = next(cell for cell in cells[place:] if cell.cell_type == "code" and cell.outputs)
-        if not following.metadata.get("jupyter", {}).get("outputs_hidden"):
-            yield f"{following.id}: the answer to the prediction in {cells[place].id} is not folded"
-        if not _first_line(following.outputs[0]).startswith((NEUTRAL, "[figure]", "[progress bar")):
-            yield f"{following.id}: the folded output begins with the answer; begin it with print({NEUTRAL!r})"
+        for cell in _answers(cells[place + 1 :]):
+            if not cell.metadata.get("jupyter", {}).get("outputs_hidden"):
+                yield f"{cell.id}: the answer to the prediction in {cells[place].id} is not folded"
+            if not _first_line(cell.outputs[0]).startswith((NEUTRAL, "[figure]", "[progress bar")):
+                yield f"{cell.id}: the folded output begins with the answer; begin it with print({NEUTRAL!r})"
+
+
+def _answers(cells):
+    """The cells that show something between a prediction and the text that says what came out."""
+    told = [cell for cell in cells if "notes" not in tags(cell)]
+    shown = itertools.takewhile(lambda cell: cell.cell_type == "code", told)
+    return [cell for cell in shown if not all(map(_is_progress, cell.outputs)) and "widget" not in tags(cell)]
+
+
+def _is_progress(output):
+    return _first_line(output).startswith("[progress bar")
 
 
 def _first_line(output):
@@ -155,7 +167,7 @@ def _tagged(notebook, tag):
 
 
 def _folded(notebook):
-    return next(cell for cell in code(notebook) if cell.metadata.get("jupyter", {}).get("outputs_hidden"))
+    return [cell for cell in code(notebook) if cell.metadata.get("jupyter", {}).get("outputs_hidden")]
 
 
 # Each takes a sound notebook and its first cell that prints, and spoils one thing.
@@ -193,11 +205,12 @@ PLANTED = {
     "random id": lambda notebook, cell: cell.update(id="0a1b2c3d"),
     "unknown tag": lambda notebook, cell: cell.metadata.update(tags=["raises-exception"]),
     "open notes": lambda notebook, cell: _tagged(notebook, "notes").update(source="5 minutes. Ask."),
-    "answer on the fold": lambda notebook, cell: _folded(notebook).update(
+    "answer on the fold": lambda notebook, cell: _folded(notebook)[0].update(
         outputs=[nbformat.v4.new_output("stream", text="42\n")]
     ),
     "open answer": lambda notebook, cell: _tagged(notebook, "answer").metadata.pop("jupyter"),
-    "unfolded prediction": lambda notebook, cell: _folded(notebook).metadata.pop("jupyter"),
+    "unfolded prediction": lambda notebook, cell: _folded(notebook)[0].metadata.pop("jupyter"),
+    "unfolded further answer": lambda notebook, cell: _folded(notebook)[-1].metadata.pop("jupyter"),
     "no slide type": lambda notebook, cell: cell.metadata.pop("slideshow"),
 }
 
