@@ -170,7 +170,7 @@ def attention_grid(
     fig, axes = figure(rows, columns, width=max(5.0, cell * columns + 1.2), height=cell * rows + 0.8, squeeze=False)
     top = float(weights.max()) or 1.0
     points = 150.0 * cell / 3.6 / max(len(queries), len(keys))
-    every = max(1, math.ceil(7.0 / points))  # labels of fewer than 7 points cannot be read
+    every = max(1, math.ceil(6.0 / points))  # labels of fewer than 6 points cannot be read
     for head, ax in enumerate(axes.flat):
         if head >= num_heads:
             ax.remove()

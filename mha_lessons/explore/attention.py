@@ -10,7 +10,15 @@ import torch
 
 from mha_lessons import plots
 from mha_lessons.attention import MultiHeadAttention, scaled_dot_product_attention, split_heads
-from mha_lessons.explore.explorer import CannotBeError, Explorer, FigurePanel, WeightsPanel
+from mha_lessons.explore.explorer import (
+    BESIDE,
+    BESIDE_FLEX,
+    CannotBeError,
+    Explorer,
+    FigurePanel,
+    WeightsPanel,
+    small_type,
+)
 from mha_lessons.pretrained import D_MODEL, NUM_LAYERS, MiniLM
 
 SENTENCES = (
@@ -87,14 +95,17 @@ class _SumPanel(FigurePanel):
     """The weighted sum that makes one token's output: a bar for each weight, a strip for each weighted value."""
 
     def __init__(self, view) -> None:
-        fig, (self.bars_ax, self.strips_ax) = plots.figure(1, 2, width=6.4, height=6, sharey=True)
+        fig, (self.bars_ax, self.strips_ax) = plots.figure(1, 2, **BESIDE, sharey=True)
         super().__init__(fig, self._redraw)
         self.view = view
         self.bars = self.bars_ax.barh(range(64), np.zeros(64), color=plots.COLOURS[0])
         self.strips = self.strips_ax.imshow(np.zeros((2, 2)), cmap=plots.SIGNED_MAP, aspect="auto")
         self.strips_ax.set(xlabel="channel of the head", xticks=[])
         self.bars_ax.set(xlabel="weight α", xlim=(0, 1))
+        self.strips_ax.set_title("α · value, and their sum", loc="left")
+        self.title = self.bars_ax.set_title(" ", loc="right")
         fig.colorbar(self.strips, ax=self.strips_ax)
+        small_type(fig)
 
     def _redraw(self, state: Attended) -> None:
         head, query = self.view.head, self.view.query
@@ -110,8 +121,7 @@ class _SumPanel(FigurePanel):
             bar.set_width(width)
         self.bars_ax.set_ylim(n + 1.5, -0.5)
         self.bars_ax.set_yticks([*range(n), n + 1], [*state.keys, "sum"])
-        self.bars_ax.set_title(f'"{state.queries[query]}" asks in head {head}')
-        self.strips_ax.set_title("α · value, and their sum")
+        self.title.set_text(f'"{state.queries[query]}" asks in head {head}')
 
 
 def _sentence_menu() -> widgets.Dropdown:
@@ -130,6 +140,8 @@ def sentence_attention() -> Explorer:
     }
     weights_panel = WeightsPanel()
     sum_panel = _SumPanel(weights_panel.widget)
+    for panel in (weights_panel, sum_panel):
+        panel.widget.layout.flex = BESIDE_FLEX
     explorer = Explorer(
         "sentence attention",
         controls,

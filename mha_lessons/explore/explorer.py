@@ -14,9 +14,22 @@ from typing import Any, Protocol
 
 import ipywidgets as widgets
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from mha_lessons import plots
 from mha_lessons.attention_view import AttentionView
+
+# A picture beside a heatmap is shown about 500 px wide: drawn larger, it and its type are made smaller by the browser.
+BESIDE = {"width": 5.2, "height": 4.2}
+BESIDE_TYPE = 11  # points
+BESIDE_FLEX = "1 1 420px"
+LINE_HEIGHT = 1.4  # of the message, in em
+
+
+def small_type(fig: Figure) -> None:
+    """Set all words of a figure in the type of a picture beside a heatmap; ticks to come take it from the first."""
+    for text in fig.findobj(Text):
+        text.set_fontsize(BESIDE_TYPE)
 
 
 class CannotBeError(ValueError):
@@ -99,7 +112,8 @@ class Explorer(widgets.VBox):
         self.state: Any = None
         # JupyterLab may serve each control in a thread of its own, and a Figure drawn by two at once stays blank.
         self._drawing = threading.RLock()
-        self.message = widgets.HTML(layout={"min_height": "2em"})
+        # Room for two lines, so that the picture below stays where it is when the words grow.
+        self.message = widgets.HTML(layout={"min_height": f"{2 * LINE_HEIGHT + 0.3:.1f}em"})
         for control in controls.values():
             control.style.description_width = "initial"
             control.observe(lambda _: self.refresh(), names="value")
@@ -118,9 +132,13 @@ class Explorer(widgets.VBox):
             self.state = self.draw(**{name: control.value for name, control in self.controls.items()})
             for panel in self.panels:
                 panel.update(self.state)
+            self._say(self.state.note)
 
     def follow(self, view: AttentionView, panel: Panel, *, names: Sequence[str] = ("head", "query")) -> None:
-        """Update ``panel`` whenever the reader chooses another head or query in ``view``."""
+        """Update ``panel`` whenever the reader chooses another head or query in ``view``.
+
+        The words stay: a combination that cannot be is still what the controls say.
+        """
 
         def update(_: Any) -> None:
             with self._told():
@@ -141,11 +159,9 @@ class Explorer(widgets.VBox):
             except Exception as error:
                 self._say(f"This explorer failed, and shows an old picture: {type(error).__name__}: {error}")
                 raise
-            else:
-                self._say(self.state.note)
 
     def _say(self, words: str) -> None:
-        self.message.value = f'<div role="status">{html.escape(words)}</div>'
+        self.message.value = f'<div role="status" style="line-height: {LINE_HEIGHT}">{html.escape(words)}</div>'
 
     def __repr__(self) -> str:
         # A widget's text form is cut at 110 characters; strict nbval compares it.

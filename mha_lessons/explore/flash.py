@@ -1,20 +1,31 @@
 """Explorers of flash attention: one row's running numbers, tile by tile, and the tiles of a whole attention."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import ipywidgets as widgets
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from mha_lessons import plots
 from mha_lessons.attention import scaled_dot_product_attention
-from mha_lessons.explore.explorer import Explorer, FigurePanel, WeightsPanel
+from mha_lessons.explore.explorer import (
+    BESIDE,
+    BESIDE_FLEX,
+    BESIDE_TYPE,
+    Explorer,
+    FigurePanel,
+    WeightsPanel,
+    small_type,
+)
 from mha_lessons.flash import Tiling
 from mha_lessons.masks import causal_mask
 
@@ -27,9 +38,11 @@ FACTORS = {
 }
 CHANNELS = 6
 MOST_STEPS = 64
-NEVER, TO_COME, DONE, NOW, BLANK = range(5)
-TILE_COLOURS = ("#BBBBBB", "#F2F2F2", plots.COLOURS[5], plots.COLOURS[1], "#FFFFFF")
+MOST_TOTAL = 1e7  # the inverted factor reaches 7e6
+NEVER, TO_COME, DONE, NOW = range(4)
+TILE_COLOURS = ("#BBBBBB", "#F2F2F2", plots.COLOURS[5], plots.COLOURS[1])
 LEAST_ERROR, EXACT = 1e-18, 1e-12
+STRIP = 1 / 12  # how thick Q, K and V are drawn, to the side of the scores
 
 
 @functools.cache
@@ -43,6 +56,25 @@ def _freeze_layout(fig: Figure) -> None:
     """Lay the figure out now and never again, for that takes longer than all else when a slider moves."""
     fig.draw_without_rendering()
     fig.set_layout_engine("none")
+
+
+def _end_at_last_tile(controls: dict[str, widgets.ValueWidget], count: Callable[..., int]) -> None:
+    """Let the slider of steps end at the last tile, whatever the sizes.
+
+    To be called before the explorer is made, so that it hears of a new size after the slider.
+
+    Args:
+        controls: those of the explorer; the one called "step" is fitted.
+        count: the number of tiles for the values of all other controls by name.
+    """
+    sizes = {name: control for name, control in controls.items() if name != "step"}
+
+    def fit(_: Any = None) -> None:
+        controls["step"].max = count(**{name: control.value for name, control in sizes.items()})
+
+    for control in sizes.values():
+        control.observe(fit, names="value")
+    fit()
 
 
 @dataclass(frozen=True)
@@ -64,6 +96,11 @@ class Stepped:
     note: str
 
 
+def _row_tiles(length: int, block: int) -> range:
+    """Where each tile of a row starts."""
+    return range(0, length, block)
+
+
 def draw_online(d_k: int, length: int, block: int, order: str, factor: str, step: int) -> Stepped:
     """Softmax of one row in one pass, stopped after some tiles.
 
@@ -80,8 +117,8 @@ def draw_online(d_k: int, length: int, block: int, order: str, factor: str, step
     if order != "as drawn":
         scores = scores.sort(descending=order == "largest first").values
     values = values[:, :CHANNELS]
-    tiles = range(0, length, block)
-    asked, step = step, min(step, len(tiles))
+    tiles = _row_tiles(length, block)
+    step = min(step, len(tiles))
     maximum, total, mix = torch.tensor(-torch.inf, dtype=scores.dtype), scores.new_zeros(()), scores.new_zeros(CHANNELS)
     for start in tiles[:step]:
         tile = slice(start, min(start + block, length))
@@ -94,9 +131,11 @@ def draw_online(d_k: int, length: int, block: int, order: str, factor: str, step
     seen = slice(0, tile.stop)
     exact_total, exact_output = (scores[seen] - maximum).exp().sum(), scores[seen].softmax(0) @ values[seen]
     equal = torch.allclose(mix / total, exact_output, rtol=0, atol=EXACT)
-    note = f"Tile {len(tiles)} is the last: all are done. " * (asked > step) + (
-        f"After tile {step}: old numbers times {old_counts:.3g}; maximum {maximum:.2f}, sum {total:.3g} (exact "
-        f"{exact_total:.3g}); output equals the softmax over the {seen.stop} keys seen so far: {equal}."
+    note = (
+        f"After tile {step}{', the last' * (step == len(tiles))}: "
+        f"{f'old numbers times {old_counts:.3g}' if step > 1 else 'nothing is old yet'}; maximum {maximum:.2f}, sum "
+        f"{total:.3g} (exact {exact_total:.3g}); output equals the softmax over the {_keys(seen.stop)} seen so far: "
+        f"{equal}."
     )
     summary = (
         f"tile {step} of {len(tiles)}, {seen.stop} of {length} keys, d_k {d_k}, {order}, {factor}: exact {bool(equal)}"
@@ -115,6 +154,10 @@ def draw_online(d_k: int, length: int, block: int, order: str, factor: str, step
     )
 
 
+def _keys(number: int) -> str:
+    return f"{number} key{'s' * (number > 1)}"
+
+
 class _RowPanel(FigurePanel):
     """The row's scores with their running maximum, and beside them sum and output, running and exact."""
 
@@ -129,7 +172,7 @@ class _RowPanel(FigurePanel):
         self.scores_ax.legend(loc="lower right")
         (self.total,) = self.total_ax.bar([0], [1.0], color=plots.COLOURS[0])
         (self.exact_total,) = self.total_ax.plot([0], [1.0], marker="D", color=plots.COLOURS[6])
-        self.total_ax.set(title="sum", xticks=[], xlim=(-1, 1), yscale="log", ylim=(0.5, 1e3))
+        self.total_ax.set(title="sum", xticks=[], xlim=(-1, 1), yscale="log", ylim=(0.5, MOST_TOTAL))
         self.outputs = self.output_ax.bar(range(CHANNELS), np.zeros(CHANNELS), color=plots.COLOURS[0], label="running")
         (self.exact,) = self.output_ax.plot(
             range(CHANNELS), np.zeros(CHANNELS), marker="D", linestyle="", color=plots.COLOURS[6], label="exact so far"
@@ -147,9 +190,11 @@ class _RowPanel(FigurePanel):
             now, seen = state.tile.start <= key < state.tile.stop, key < state.tile.stop
             bar.set_facecolor(TILE_COLOURS[NOW] if now else TILE_COLOURS[DONE] if seen else TILE_COLOURS[NEVER])
         self.scores_ax.set_xlim(-0.6, length - 0.4)
-        self.scores_ax.set_title(f"keys {state.tile.start} to {state.tile.stop - 1} are read now (orange)")
+        first, last = state.tile.start, state.tile.stop - 1
+        read = f"key {first} is" if first == last else f"keys {first} to {last} are"
+        self.scores_ax.set_title(f"{read} read now (orange)")
         self.maximum.set_ydata([state.maximum] * 2)
-        self.total.set_height(np.clip(state.running_total, 0.5, 1e3))
+        self.total.set_height(state.running_total)
         self.exact_total.set_ydata([state.total])
         for bar, height in zip(self.outputs, state.running_output, strict=True):
             bar.set_height(height)
@@ -160,12 +205,13 @@ def online_softmax() -> Explorer:
     """Step through one row, tile by tile: the running maximum, sum and output beside the exact ones."""
     controls = {
         "step": widgets.IntSlider(2, 1, MOST_TOKENS, description="tiles done"),
+        "factor": widgets.ToggleButtons(options=list(FACTORS), description="factor", style={"button_width": "auto"}),
+        "order": widgets.ToggleButtons(options=ORDERS, description="scores"),
         "length": widgets.IntSlider(16, 2, MOST_TOKENS, description="sequence length"),
         "d_k": widgets.SelectionSlider(options=[2, 4, 8, 16, 32, WIDEST], value=8, description="d_k"),
         "block": widgets.SelectionSlider(options=[1, 2, 4, 8], value=4, description="keys per tile"),
-        "order": widgets.ToggleButtons(options=ORDERS, description="scores"),
-        "factor": widgets.ToggleButtons(options=list(FACTORS), description="factor", style={"button_width": "auto"}),
     }
+    _end_at_last_tile(controls, lambda length, block, **_: len(_row_tiles(length, block)))
     panel = _RowPanel()
     panel.widget.layout.max_width = "1100px"
     return Explorer(
@@ -179,13 +225,14 @@ def online_softmax() -> Explorer:
 
 @dataclass(frozen=True)
 class Tiled:
-    """Attention after some tiles: weights (h i j) as they are so far, hidden (i j), and each row's error (i).
+    """Attention after some tiles: weights (h i j) as they are so far, and each row's error (i).
 
-    ``kinds`` (i j) says of each cell whether it is never computed, to come, done or being done now.
+    ``hidden`` (i j) are the cells above the diagonal, if causal: a weight still to come is 0, not hidden. ``kinds``
+    (i j) says of each cell whether it is never computed, to come, done or being done now.
     """
 
     weights: np.ndarray
-    hidden: np.ndarray
+    hidden: np.ndarray | None
     queries: Sequence[str]
     keys: Sequence[str]
     tiles: list[tuple[slice, slice]]
@@ -210,7 +257,7 @@ def draw_tiles(num_heads: int, d_k: int, length: int, block_q: int, block_k: int
     q, k, v = _vectors()[:, :num_heads, :length, :d_k]
     mask = causal_mask(length) if causal else torch.ones(length, length, dtype=torch.bool)
     tiles = list(Tiling(length, length, block_q, block_k, causal))
-    asked, step = step, min(step, len(tiles))
+    step = min(step, len(tiles))
     scores = (2 * q @ k.mT * d_k**-0.5).masked_fill(~mask, -torch.inf)
     kinds = np.full((length, length), NEVER)
     maximum, total = q.new_full((num_heads, length, 1), -torch.inf), q.new_zeros(num_heads, length, 1)
@@ -231,72 +278,97 @@ def draw_tiles(num_heads: int, d_k: int, length: int, block_q: int, block_k: int
     exact, _ = scaled_dot_product_attention(q, k, v, mask, scale=2 * d_k**-0.5)
     error = (mix / begun - exact).abs().amax(dim=(0, 2))
     finished = int((error < EXACT).sum())
-    held, full = min(block_q, length) * min(block_k, length), num_heads * length * length
-    note = f"Tile {len(tiles)} is the last: all are done. " * (asked > step) + (
+    held = max((rows.stop - rows.start) * (columns.stop - columns.start) for rows, columns in tiles)
+    full = num_heads * length * length
+    note = (
         f"{finished} of {length} rows are exact. Largest error of the output: {float(error.max()):.1e}. Scores held at "
-        f"once: {held}; plain attention holds {full}."
+        f"once: {held}; plain attention holds {full}. "
+        f"{'All tiles are done.' if step == len(tiles) else 'Weights still to come are 0.'}"
     )
     summary = (
         f"{num_heads} heads, d_k {d_k}, {length} tokens, tile {step} of {len(tiles)}, {finished} rows exact, held "
         f"{held} of {full}"
     )
     names = [str(position) for position in range(length)]
-    hidden = ~seen.numpy()
+    hidden = ~mask.numpy() if causal else None
     return Tiled(weights.numpy(), hidden, names, names, tiles, step, kinds, error.numpy(), summary, note)
 
 
 class _TilesPanel(FigurePanel):
-    """Q down, K and V across, the tiles between them numbered in their order, and how far each row is from exact."""
+    """Q down, K and V across, the tiles between them numbered in their order, and how far each row is from exact.
+
+    The scores are 1 wide and 1 high, whatever the number of tokens.
+    """
 
     def __init__(self) -> None:
-        fig, (self.ax, self.error_ax) = plots.figure(1, 2, width=8.4, height=5.4, width_ratios=[3, 1])
+        fig, (self.ax, self.error_ax) = plots.figure(1, 2, **BESIDE)
         super().__init__(fig, self._redraw)
-        colours = ListedColormap(TILE_COLOURS)
-        self.image = self.ax.imshow(np.zeros((1, 1)), cmap=colours, vmin=NEVER, vmax=BLANK)
-        self.borders = LineCollection([], colors="black", linewidths=1)
+        fig.set_layout_engine("none")  # the places are fixed, so that the scores fill the height
+        tall = (BESIDE["height"] - 0.4) / (1 + 3 * STRIP)  # of the scores, in inches; above them is a line of words
+        self.side = tall * 72  # in points
+        _place(self.ax, 0.08, 0.05, tall * (1 + 1.5 * STRIP), tall * (1 + 3 * STRIP))
+        _place(self.error_ax, tall * (1 + 1.5 * STRIP) + 0.25, 0.05, 1.4, tall)
+        self.title = fig.text(0.015, 0.985, "", va="top")
+        self.strips = {
+            "Q": self._image((-1.5 * STRIP, -0.5 * STRIP, 1, 0)),
+            "K": self._image((0, 1, -2 * STRIP, -3 * STRIP)),
+            "V": self._image((0, 1, -0.5 * STRIP, -1.5 * STRIP)),
+        }
+        for name, strip in self.strips.items():
+            left, right, bottom, top = strip.get_extent()
+            self.ax.text((left + right) / 2, (bottom + top) / 2, name, ha="center", va="center")
+        self.scores = self._image((0, 1, 1, 0))
+        self.borders = LineCollection([], colors="black", linewidths=1, clip_on=False)
         self.ax.add_collection(self.borders)
-        self.ax.spines[:].set_visible(False)
-        self.ax.set(xticks=[], yticks=[], title=" ")
-        self.numbers = [self.ax.text(0, 0, "", ha="center", va="center", fontsize=9) for _ in range(MOST_STEPS)]
-        self.names = [self.ax.text(0, 0, name, ha="center", va="center") for name in ("Q", "K", "V")]
+        self.ax.set(xlim=(-1.5 * STRIP, 1), ylim=(1, -3 * STRIP))
+        self.ax.set_axis_off()
+        self.numbers = [self.ax.text(0, 0, "", ha="center", va="center") for _ in range(MOST_STEPS)]
         self.bars = self.error_ax.barh(range(MOST_TOKENS), np.full(MOST_TOKENS, LEAST_ERROR))
-        self.error_ax.set(title="error", xscale="log", xlim=(LEAST_ERROR, 10), yticks=[], xlabel="of each row")
+        self.error_ax.set_title("error of\neach row", pad=8)
+        self.error_ax.set(xscale="log", xlim=(LEAST_ERROR, 10), yticks=[])
+        self.error_ax.xaxis.tick_top()
+        self.error_ax.spines[:].set_visible(False)
+        self.error_ax.spines[["top", "left"]].set_visible(True)
         self.error_ax.set_xticks([1e-16, 1e-8, 1])
         self.error_ax.minorticks_off()
-        _freeze_layout(fig)
+        small_type(fig)
+
+    def _image(self, extent: tuple[float, float, float, float]) -> AxesImage:
+        colours = ListedColormap(TILE_COLOURS)
+        return self.ax.imshow(np.zeros((1, 1)), cmap=colours, vmin=NEVER, vmax=NOW, extent=extent, aspect="auto")
 
     def _redraw(self, state: Tiled) -> None:
         n = len(state.queries)
-        thick = max(1, round(n / 12))  # of the strips; the gap beside each is as wide
         rows, columns = state.tiles[state.step - 1]
-        grid = np.full((n + 4 * thick, n + 2 * thick), BLANK)
-        for strip, block in (
-            (grid[4 * thick :, :thick].T, rows),
-            (grid[:thick, 2 * thick :], columns),
-            (grid[2 * thick : 3 * thick, 2 * thick :], columns),
-        ):
-            strip[:] = TO_COME
-            strip[:, block] = NOW
-        grid[4 * thick :, 2 * thick :] = state.kinds
-        self.image.set_data(grid)
-        self.image.set_extent((-2 * thick, n, n, -4 * thick))
-        for text, place in zip(self.names, ((-1.5, None), (None, -3.5), (None, -1.5)), strict=True):
-            text.set_position([n / 2 if at is None else at * thick for at in place])
-        self._number(state.tiles)
-        self.ax.set(xlim=(-2 * thick, n), ylim=(n, -4 * thick))
-        self.ax.set_title(f"tile {state.step} of {len(state.tiles)} in orange; dark grey: never computed", fontsize=12)
+        for name, block in (("Q", rows), ("K", columns), ("V", columns)):
+            strip = np.full(n, TO_COME)
+            strip[block] = NOW
+            self.strips[name].set_data(strip[:, None] if name == "Q" else strip[None])
+        self.scores.set_data(state.kinds)
+        self._number(state.tiles, n)
+        never = "; dark grey: never computed" * bool((state.kinds == NEVER).any())
+        self.title.set_text(f"tile {state.step} of {len(state.tiles)} in orange{never}")
         for bar, error in zip(self.bars, np.pad(state.error, (0, MOST_TOKENS - n)), strict=True):
             bar.set_width(max(error, LEAST_ERROR))
             bar.set_facecolor(plots.COLOURS[2] if error < EXACT else plots.COLOURS[1])
-        self.error_ax.set_ylim(n - 0.5, -0.5 - 4 * thick)
+        self.error_ax.set_ylim(n - 0.5, -0.5)
 
-    def _number(self, tiles: list[tuple[slice, slice]]) -> None:
-        self.borders.set_segments([_outline(*tile) for tile in tiles])
+    def _number(self, tiles: list[tuple[slice, slice]], n: int) -> None:
+        """Outline the tiles of n tokens, and number those that have room for their number."""
+        self.borders.set_segments([np.array(_outline(*tile)) / n for tile in tiles])
         for text in self.numbers:
             text.set_text("")
         for number, (text, (rows, columns)) in enumerate(zip(self.numbers, tiles, strict=False), start=1):
-            text.set_text(str(number))
-            text.set_position(((columns.start + columns.stop) / 2, (rows.start + rows.stop) / 2))
+            width, height = ((block.stop - block.start) * self.side / n for block in (columns, rows))
+            if width >= BESIDE_TYPE * (0.64 * len(str(number)) + 0.2) and height >= BESIDE_TYPE:
+                text.set_text(str(number))
+                text.set_position(((columns.start + columns.stop) / 2 / n, (rows.start + rows.stop) / 2 / n))
+
+
+def _place(ax: Axes, left: float, bottom: float, width: float, height: float) -> None:
+    """Put axes at a place in the figure, in inches."""
+    across, up = ax.figure.get_size_inches()
+    ax.set_position((left / across, bottom / up, width / across, height / up))
 
 
 def _outline(rows: slice, columns: slice) -> list[tuple[int, int]]:
@@ -315,9 +387,13 @@ def tiles() -> Explorer:
         "block_k": widgets.SelectionSlider(options=[4, 8, 16, 32], value=8, description="keys per tile"),
         "causal": widgets.Checkbox(False, description="causal"),
     }
+    _end_at_last_tile(
+        controls,
+        lambda length, block_q, block_k, causal, **_: len(list(Tiling(length, length, block_q, block_k, causal))),
+    )
     weights_panel, tiles_panel = WeightsPanel(), _TilesPanel()
     for panel in (tiles_panel, weights_panel):
-        panel.widget.layout.flex = "1 1 420px"
+        panel.widget.layout.flex = BESIDE_FLEX
     return Explorer(
         "tiles",
         controls,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mha_lessons import plots
-from mha_lessons.explore.explorer import Explorer, FigurePanel, WeightsPanel
+from mha_lessons.explore.explorer import BESIDE, BESIDE_FLEX, Explorer, FigurePanel, WeightsPanel, small_type
 
 DIVISORS = {
     "none": lambda d_k, num_heads: 1.0,
@@ -75,7 +75,7 @@ class _ScalePanel(FigurePanel):
     """All scores as a histogram, the chosen query's weights, and its entropy and gradient as two gauges."""
 
     def __init__(self, view) -> None:
-        fig, axes = plots.figure(2, 2, width=7.5, height=4.6, gridspec_kw={"height_ratios": [3, 1]})
+        fig, axes = plots.figure(2, 2, **BESIDE, gridspec_kw={"height_ratios": [4, 1]})
         super().__init__(fig, self._redraw)
         self.view = view
         (self.scores_ax, self.row_ax), (self.entropy_ax, self.gradient_ax) = axes
@@ -84,11 +84,13 @@ class _ScalePanel(FigurePanel):
         self.scores_ax.set(xlabel="scores of all heads", ylim=(0, 1.05), yticks=[], title="scores (dashed: std 1)")
         self.row = self.row_ax.stairs([1.0], [0.0, 1.0], fill=True, color=plots.COLOURS[0])
         self.row_ax.set(xlabel="key", ylabel="weight α", ylim=(0, 1.05))
+        self.row_title = self.row_ax.set_title(" ")
         self.row_ax.xaxis.get_major_locator().set_params(integer=True)
         self.entropy = _Gauge(self.entropy_ax, "entropy / log n", 0.0, 1.0)
         self.gradient_ax.set_xscale("log")
         self.gradient = _Gauge(self.gradient_ax, "gradient ‖∂α/∂q‖", LEAST_GRADIENT, MOST_GRADIENT)
-        self.entropy_ax.set_title("bar: this query, line: median of all", fontsize=11)
+        self.entropy_ax.set_title("bar: this query, line: median of all", loc="left")
+        small_type(fig)
 
     def _redraw(self, state: Scaled) -> None:
         # The view still points at what it showed before: it is updated after this panel, which stands first.
@@ -103,7 +105,7 @@ class _ScalePanel(FigurePanel):
         alpha = state.weights[head, query]
         self.row.set_data(alpha, np.arange(len(alpha) + 1) - 0.5)
         self.row_ax.set_xlim(-0.5, len(alpha) - 0.5)
-        self.row_ax.set_title(f"weights of {state.queries[query]} in head {head}")
+        self.row_title.set_text(f"weights of {state.queries[query]} in head {head}")
         self.entropy.show(state.entropy[head, query], np.median(state.entropy))
         self.gradient.show(state.gradient[head, query], np.median(state.gradient))
 
@@ -133,6 +135,8 @@ def scaling() -> Explorer:
     }
     weights_panel = WeightsPanel()
     scale_panel = _ScalePanel(weights_panel.widget)
+    for panel in (scale_panel, weights_panel):
+        panel.widget.layout.flex = BESIDE_FLEX
     explorer = Explorer(
         "scaling",
         controls,

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 from types import SimpleNamespace
 
 import ipywidgets as widgets
@@ -44,6 +45,29 @@ def test_what_cannot_be_is_explained_and_the_picture_stays(explorer):
     np.testing.assert_array_equal(explorer.panels[0].widget.weights, before)
     explorer.controls["n"].value = 4
     assert "Cannot be" not in explorer.message.value
+
+
+def test_only_a_refresh_clears_what_cannot_be(explorer):
+    view, shown = explorer.panels[0].widget, []
+    explorer.follow(view, SimpleNamespace(update=shown.append))
+    explorer.controls["n"].value = 3
+    view.head, view.query = 1, 1
+    assert "Cannot be" in explorer.message.value
+    assert [state.summary for state in shown] == ["n 2", "n 2"]
+    explorer.controls["n"].value = 2
+    assert "Cannot be" not in explorer.message.value
+
+
+def test_a_choice_in_the_canvas_leaves_the_note(explorer):
+    explorer.follow(explorer.panels[0].widget, SimpleNamespace(update=lambda state: None))
+    explorer.controls["n"].value = 1
+    explorer.panels[0].widget.head = 1
+    assert "odd" in explorer.message.value
+
+
+def test_two_lines_of_words_move_no_picture(explorer):
+    line_height = float(re.search(r"line-height: ([\d.]+)\"", explorer.message.value)[1])
+    assert float(explorer.message.layout.min_height.removesuffix("em")) >= 2 * line_height
 
 
 def test_a_failure_is_shown_in_words_and_raised(explorer):
