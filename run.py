@@ -282,7 +282,7 @@ def test(words):
         ("pytest tests", ["pytest", *words]),  # a path among the words takes the place of tests
     ]
     if any(ROOT.glob("notebooks/*.ipynb")):
-        nbval = ["pytest", "--nbval", "--nbval-current-env", "--nbval-cell-timeout=300", "notebooks"]
+        nbval = ["pytest", "--nbval", "--nbval-current-env", "--nbval-cell-timeout=120", "notebooks"]
         steps.append(("pytest --nbval notebooks", nbval))
     codes = {}
     for name, command in steps:

@@ -20,7 +20,7 @@ from mha_lessons.shapes import check_count, check_qkv, check_shape
 # exp2 is several times faster than exp, and 2^(x log2 e) = e^x.
 LOG2_E = math.log2(math.e)
 
-# PyTorch brings two libraries that multiply matrices on a processor. ``@`` calls MKL, which on an AMD EPYC reached half
+# PyTorch on x86 brings two libraries that multiply matrices. ``@`` calls MKL, which on an AMD EPYC reached half
 # the speed of oneDNN in float32. This operator, which compiled linear layers call, is the way to oneDNN.
 _onednn_linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 if _onednn_linear is not None and _onednn_linear not in flop_registry:

@@ -111,7 +111,10 @@ def _message(error: BaseException) -> str:
 
 
 def unwritten(error: BaseException | None) -> str | None:
-    """The learner's function that raised NotImplementedError itself; PyTorch raises it too, for a dtype it lacks."""
+    """The name of the learner's function that raised NotImplementedError itself: "" if unknown, None if none did.
+
+    PyTorch raises it too, for a dtype it lacks.
+    """
     if not isinstance(error, NotImplementedError):
         return None
     function, _, source = _learners_line(error)
@@ -121,7 +124,7 @@ def unwritten(error: BaseException | None) -> str | None:
 def _learners_line(error: BaseException) -> tuple[str, int, str]:
     """Where the learner's code was when it raised: function, line counted from its ``def``, and what stands there.
 
-    All are empty where none of it is the learner's.
+    Names are empty and the number 0 where none of it is the learner's.
     """
     lines = [
         (frame, number)

@@ -148,7 +148,7 @@ class Exercise:
             outcomes = [call(candidate, case) for case in self.cases()]
             unwritten = complaints.unwritten(outcomes[0].error)
             if unwritten is not None:
-                return self._not_attempted(candidate, unwritten)
+                return self._about_unwritten(candidate, unwritten)
             diagnosis = (
                 self._changed_argument(outcomes)
                 or self._known_mistake(outcomes)
@@ -182,14 +182,14 @@ class Exercise:
             )
         return None
 
-    def _not_attempted(self, candidate: Callable, unwritten: str) -> Report:
+    def _about_unwritten(self, candidate: Callable, unwritten: str) -> Report:
         if unwritten in ("", getattr(candidate, "__name__", "")):
             return Report(False, False, "Replace `raise NotImplementedError` by your code and run again.")
         return Report(
             False,
             True,
-            f"Your function calls `{unwritten}`, which is not written yet. Write that one first, or call "
-            f"`answer_{unwritten}` if you have run its answer.",
+            f"Your function calls `{unwritten}`, which is not written yet. Write that one first. If it is an exercise "
+            f"too, its answer, `answer_{unwritten}`, will do once you have run that cell.",
         )
 
     def _changed_argument(self, outcomes: list[Outcome]) -> str | None:

@@ -425,7 +425,7 @@ def _undivided(q, k, v, block):
 
 
 class _Largest(TorchDispatchMode):
-    """How many numbers the largest tensor holds that is made; a view holds none of its own."""
+    """How many numbers fit the largest memory that a result lies in; a view counts as what it looks into."""
 
     numbers = 0
 
@@ -446,8 +446,8 @@ def _holds_all_scores(candidate: Callable) -> str | None:
         return None
     return (
         f"Your numbers are right, but with {queries} queries, {keys} keys and blocks of {block} you made a tensor of "
-        f"{largest.numbers:,} numbers: {queries} × {keys} or more, all scores at once. Make those of a block of keys, "
-        "use them, and go on to the next."
+        f"{largest.numbers:,} numbers: {queries} × {keys} or more, enough for all scores at once. Hold those of "
+        "one block of keys, use them, and go on to the next."
     )
 
 

@@ -12,11 +12,11 @@ from mha_lessons import plots
 from mha_lessons.attention import MultiHeadAttention, scaled_dot_product_attention, split_heads
 from mha_lessons.explore.explorer import (
     BESIDE,
-    BESIDE_FLEX,
     CannotBeError,
     Explorer,
     FigurePanel,
     WeightsPanel,
+    share_width,
     small_type,
 )
 from mha_lessons.pretrained import D_MODEL, NUM_LAYERS, MiniLM
@@ -140,8 +140,7 @@ def sentence_attention() -> Explorer:
     }
     weights_panel = WeightsPanel()
     sum_panel = _SumPanel(weights_panel.widget)
-    for panel in (weights_panel, sum_panel):
-        panel.widget.layout.flex = BESIDE_FLEX
+    share_width(weights_panel, sum_panel)
     explorer = Explorer(
         "sentence attention",
         controls,

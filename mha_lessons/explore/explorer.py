@@ -32,6 +32,12 @@ def small_type(fig: Figure) -> None:
         text.set_fontsize(BESIDE_TYPE)
 
 
+def share_width(*panels: "Panel") -> None:
+    """Let panels that stand side by side be equally wide."""
+    for panel in panels:
+        panel.widget.layout.flex = BESIDE_FLEX
+
+
 class CannotBeError(ValueError):
     """The controls stand at a combination that does not exist; the text tells the reader why and what to change."""
 

@@ -19,11 +19,11 @@ from mha_lessons import plots
 from mha_lessons.attention import scaled_dot_product_attention
 from mha_lessons.explore.explorer import (
     BESIDE,
-    BESIDE_FLEX,
     BESIDE_TYPE,
     Explorer,
     FigurePanel,
     WeightsPanel,
+    share_width,
     small_type,
 )
 from mha_lessons.flash import Tiling
@@ -360,6 +360,7 @@ class _TilesPanel(FigurePanel):
             text.set_text("")
         for number, (text, (rows, columns)) in enumerate(zip(self.numbers, tiles, strict=False), start=1):
             width, height = ((block.stop - block.start) * self.side / n for block in (columns, rows))
+            # In this type a digit is about 0.64 wide, and 0.2 is left around the number.
             if width >= BESIDE_TYPE * (0.64 * len(str(number)) + 0.2) and height >= BESIDE_TYPE:
                 text.set_text(str(number))
                 text.set_position(((columns.start + columns.stop) / 2 / n, (rows.start + rows.stop) / 2 / n))
@@ -392,8 +393,7 @@ def tiles() -> Explorer:
         lambda length, block_q, block_k, causal, **_: len(list(Tiling(length, length, block_q, block_k, causal))),
     )
     weights_panel, tiles_panel = WeightsPanel(), _TilesPanel()
-    for panel in (tiles_panel, weights_panel):
-        panel.widget.layout.flex = BESIDE_FLEX
+    share_width(tiles_panel, weights_panel)
     return Explorer(
         "tiles",
         controls,

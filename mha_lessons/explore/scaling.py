@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mha_lessons import plots
-from mha_lessons.explore.explorer import BESIDE, BESIDE_FLEX, Explorer, FigurePanel, WeightsPanel, small_type
+from mha_lessons.explore.explorer import BESIDE, Explorer, FigurePanel, WeightsPanel, share_width, small_type
 
 DIVISORS = {
     "none": lambda d_k, num_heads: 1.0,
@@ -135,8 +135,7 @@ def scaling() -> Explorer:
     }
     weights_panel = WeightsPanel()
     scale_panel = _ScalePanel(weights_panel.widget)
-    for panel in (scale_panel, weights_panel):
-        panel.widget.layout.flex = BESIDE_FLEX
+    share_width(scale_panel, weights_panel)
     explorer = Explorer(
         "scaling",
         controls,

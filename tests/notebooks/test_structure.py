@@ -79,7 +79,10 @@ def _order_faults(notebook):
     if not 3 <= len(tagged["predict"]) <= 12:
         yield f"{len(tagged['predict'])} predictions; expected at least three"
     for place in tagged["predict"]:
-        for cell in _answers(cells[place + 1 :]):
+        answers = _answers(cells[place + 1 :])
+        if not answers:
+            yield f"{cells[place].id}: no code cell below it shows the answer"
+        for cell in answers:
             if not cell.metadata.get("jupyter", {}).get("outputs_hidden"):
                 yield f"{cell.id}: the answer to the prediction in {cells[place].id} is not folded"
             if not _first_line(cell.outputs[0]).startswith((NEUTRAL, "[figure]", "[progress bar")):
@@ -210,6 +213,7 @@ PLANTED = {
     ),
     "open answer": lambda notebook, cell: _tagged(notebook, "answer").metadata.pop("jupyter"),
     "unfolded prediction": lambda notebook, cell: _folded(notebook)[0].metadata.pop("jupyter"),
+    "prediction without an answer": lambda notebook, cell: notebook.cells[-1].metadata.tags.append("predict"),
     "unfolded further answer": lambda notebook, cell: _folded(notebook)[-1].metadata.pop("jupyter"),
     "no slide type": lambda notebook, cell: cell.metadata.pop("slideshow"),
 }
