@@ -35,6 +35,10 @@ def _all_axes_turned(x: torch.Tensor) -> torch.Tensor:
             "weights will be nearly equal. Divide by √d_k, once: `q.shape[-1] ** 0.5`.",
         ),
         (
+            lambda q, k: q @ k.mT / q.shape[-1] ** 1 / 2,
+            "`**` binds before `/`, so `d ** 1 / 2` divides by d and then by 2. Write `d ** 0.5`.",
+        ),
+        (
             lambda q, k: q @ k.mT * q.shape[-1] ** 0.5,
             "You multiplied by √d_k, so the scores are d_k times too large. Divide by it.",
         ),
@@ -229,7 +233,8 @@ def softmax_rows(scores):
         (normal(3, 5).softmax(-1), normal(5, 4)),
         (normal(2, 3, 4, 6).softmax(-1), normal(2, 3, 6, 8)),
         (normal(2, 5, 5).softmax(-1), normal(2, 5, 3)),
-        # Weights that do not sum to 1, and so small that whoever drops them drops all.
+        # Weights that do not sum to 1, as after dropout, and some so small that whoever drops them drops all.
+        (2 * normal(3, 5).softmax(-1), normal(5, 4)),
         (1e-6 * normal(3, 5).softmax(-1), 1e6 * normal(5, 4)),
     ],
     mistakes=[
@@ -310,6 +315,7 @@ def _projected(mix: Callable) -> Callable:
         (normal(2, 4, 5), *(normal(5, 5) / 2 for _ in "qkv")),
         (normal(3, 3, 3), *(normal(3, 3) for _ in "qkv")),
         (60 * normal(3, 6), *(normal(6, 4) / 2 for _ in "qkv")),
+        (60 + normal(3, 6), normal(6, 4).abs(), -normal(6, 4).abs(), normal(6, 4)),  # all scores are very low
     ],
     mistakes=[
         (

@@ -11,6 +11,7 @@ import torch
 
 # Code in these folders is not the learner's: an error is told with the last line that lies in none of them.
 _FOLDERS = (Path(__file__).parents[1], *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+_GIVE_DTYPE = "Give it the dtype of the arguments, as in `torch.zeros(3, 5, dtype=x.dtype)`."
 _LIBRARIES = ("<frozen ", *(f"{folder}{os.sep}" for folder in _FOLDERS))
 
 
@@ -67,10 +68,9 @@ def _about_dtype(name: str, got: torch.Tensor, expected: torch.Tensor) -> str:
     told = f"{name} has dtype {came}; expected {wanted}."
     if got.is_floating_point() and expected.is_floating_point():
         # Not forgiven, though the numbers may be right: the next product with a float64 tensor would raise.
-        told += (
-            f" A tensor on the way was made as {came}. Give it the dtype of the arguments, as in "
-            "`torch.zeros(3, 5, dtype=x.dtype)`."
-        )
+        told += f" A tensor on the way was made as {came}. {_GIVE_DTYPE}"
+        if expected.dtype == torch.float32:
+            told += " Where these are whole numbers, end with `.float()`."
     return told
 
 
@@ -94,13 +94,17 @@ def about_error(error: BaseException) -> str:
     told = f"your function raised {type(error).__name__}{': ' if message else ''}{message}."
     function, number, source = _learners_line(error)
     line = f" It was line {number} of `{function}`: `{source}`." if source else ""
+    return f"{told}{line}{_hint(message)}"
+
+
+def _hint(message: str) -> str:
+    """What to do about an error whose own words do not say it."""
+    if "same dtype" in message:
+        return " " + _GIVE_DTYPE
     pair = re.search(r"return_types\.(max|min)\b", message)
-    hint = (
-        f" `{pair[1]}(dim)` returns a pair, values and their places; `a{pair[1]}(dim)` the values alone."
-        if pair
-        else ""
-    )
-    return f"{told}{line}{hint}"
+    if pair:
+        return f" `{pair[1]}(dim)` returns a pair, values and their places; `a{pair[1]}(dim)` the values alone."
+    return ""
 
 
 def _message(error: BaseException) -> str:

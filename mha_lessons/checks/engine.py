@@ -39,6 +39,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +50,11 @@ from mha_lessons.shapes import check_shape
 
 _checking = ContextVar("checking", default=False)
 
-_COUNT_FROM_THE_END = " More axes may lead (batch, heads), so count from the end: `dim=-1`, `.mT`, `x.shape[-1]`."
+_COUNT_FROM_THE_END = (
+    " More axes may lead (batch, heads), so count from the end: `dim=-1`, `.mT`, `x.shape[-1]` for the width, "
+    "`x.shape[-2]` for the rows."
+)
+_RESHAPE = " Heads are views, not contiguous in memory: use `reshape`, not `view`, or call `.contiguous()` first."
 _KEEP_NOTHING = " Keep nothing between calls: the result depends on the arguments alone."
 
 
@@ -129,6 +134,8 @@ class Exercise:
         if any(map(_is_drawn, case)):
             single = tuple(_changed(value, lambda x: x.float() if _is_drawn(x) else x) for value in case)
             further.append(("the same arguments in float32", single, ""))
+            turned = tuple(_changed(value, _turned_in_memory) for value in case)
+            further.append(("the same arguments as views of other tensors", turned, _RESHAPE))
         if "..." in "".join(arguments):
             pairs = zip(case, other, arguments, strict=True)
             # Both sets of numbers side by side: axes that are all 1 would hide a sum over them.
@@ -234,16 +241,26 @@ class Exercise:
         return None
 
     def _fails_by_leading_axes(self, candidate: Callable, cases: list[tuple]) -> bool:
-        """Whether the last case is the first one with leading axes, and is answered well without them."""
+        """Whether the last case is the first one with leading axes, and each item of these is answered well alone."""
         *before, case = cases
         if not self._has_leading_axes(case) or any(map(self._has_leading_axes, before)):
             return False
+        items = self._items(case)
+        return all(self._complaint(item, call(candidate, item)) is None for item in items)
+
+    def _items(self, case: tuple) -> list[tuple]:
+        """A case without its leading axes, once for each item of these."""
         arguments, _ = self.patterns
-        bare = tuple(
-            _changed(value, lambda x, axes=axes: x[(0,) * (x.ndim - len(axes.split()) + 1)]) if "..." in axes else value
-            for value, axes in zip(case, arguments, strict=True)
-        )
-        return self._complaint(bare, call(candidate, bare)) is None
+        own = [len(axes.split()) - 1 if "..." in axes else None for axes in arguments]
+        leads = [x.shape[: x.ndim - axes] if axes is not None else () for x, axes in zip(case, own, strict=True)]
+        every = product(*map(range, max(leads, key=len)))
+        return [
+            tuple(
+                _changed(x, lambda x, lead=lead, index=index: x[_fitted(index, lead)]) if lead else x
+                for x, lead in zip(case, leads, strict=True)
+            )
+            for index in every
+        ]
 
     def _complaint(self, case: tuple, outcome: Outcome) -> str | None:
         """What is wrong with one outcome, as the end of a sentence that begins "With q ..."."""
@@ -382,11 +399,21 @@ def call(function: Callable, case: tuple) -> Outcome:
     return Outcome(result, changed=changed, gradients=gradients)
 
 
+def _fitted(index: tuple[int, ...], lead: tuple[int, ...]) -> tuple[int, ...]:
+    """An index into axes that broadcast: fewer of them, or some of size 1."""
+    return tuple(min(at, size - 1) for at, size in zip(index[len(index) - len(lead) :], lead, strict=True))
+
+
 def _changed(value: Any, change: Callable) -> Any:
     """An argument with another tensor in its place; one that asks for a gradient still does."""
     if not isinstance(value, torch.Tensor):
         return value
     return change(value).detach().requires_grad_(value.requires_grad)
+
+
+def _turned_in_memory(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers, column by column in memory."""
+    return x.mT.contiguous().mT if _is_drawn(x) and x.ndim > 1 else x
 
 
 def _is_drawn(value: object) -> bool:
@@ -423,7 +450,7 @@ def _as_numbers(got: Any, expected: Any) -> tuple[Any, Any]:
 
 
 def _as_number(value: Any) -> Any:
-    if isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.ndim == 0):
+    if isinstance(value, int | float) or getattr(value, "ndim", None) == 0:  # NumPy's scalars have ndim, too
         with suppress(RuntimeError, OverflowError):  # a tensor on meta, or 10**400: these stay what they are
             return torch.tensor(float(value), dtype=torch.float64)
     return value

@@ -78,7 +78,7 @@ def _first_tile(normal: Callable) -> tuple:
 def _low_first_tile(normal: Callable) -> tuple:
     """Whoever shifts these scores by 0 or by a fixed low number sees them vanish."""
     maximum, total, mix, scores, v = _first_tile(normal)
-    return maximum, total, mix, scores - 2000, v
+    return maximum, total, mix, scores - 2e9, v
 
 
 def _hidden_tile(normal: Callable) -> tuple:
@@ -192,7 +192,7 @@ def _tiles(keys: torch.Tensor, block_k: int) -> torch.Tensor:
 
 @exercise(
     axes="i, j, _, _ -> _",
-    inputs=lambda normal: [(12, 12, 4, 2), (12, 12, 5, 3), (5, 13, 2, 4), (9, 3, 2, 2), (8, 8, 4, 4)],
+    inputs=lambda normal: [(12, 12, 4, 2), (12, 12, 5, 3), (5, 13, 2, 4), (9, 3, 2, 2), (8, 8, 4, 4), (5, 12, 2, 4)],
     mistakes=[
         (
             lambda n_queries, n_keys, block_q, block_k: _tiles(
@@ -294,6 +294,12 @@ def _overflowing(out_a, lse_a, out_b, lse_b):
     return (out_a * sum_a[..., None] + out_b * sum_b[..., None]) / total[..., None], total.log()
 
 
+def _far_apart(normal: Callable) -> tuple:
+    """In each row one part outweighs the other by far, and the last row is far below the others."""
+    gaps = torch.tensor([1000.0, -1000, -2000], dtype=torch.float64)
+    return normal(3, 2), normal(3) + gaps, normal(3, 2), normal(3) + gaps[[1, 0, 2]]
+
+
 def _unseen_rows(normal: Callable) -> tuple:
     """Row 0 sees keys of both parts, row 1 of the second alone, row 2 of none."""
     out_a, out_b, lse_a, lse_b = normal(3, 2), normal(3, 2), normal(3), normal(3)
@@ -308,8 +314,17 @@ def _unseen_rows(normal: Callable) -> tuple:
         (normal(2, 3, 5, 4), 2 * normal(2, 3, 5), normal(2, 3, 5, 4), 2 * normal(2, 3, 5)),
         (normal(3, 3), 1000 + normal(3), normal(3, 3), 1000 + normal(3)),
         _unseen_rows(normal),
+        _far_apart(normal),
     ],
     mistakes=[
+        (
+            lambda out_a, lse_a, out_b, lse_b: (
+                (out_a * lse_a[..., None] + out_b * lse_b[..., None]) / (lse_a + lse_b)[..., None],
+                torch.logaddexp(lse_a, lse_b),
+            ),
+            "You weighed the parts by their lse. It is a logarithm: the shares are exp(lse_a - lse) and "
+            "exp(lse_b - lse).",
+        ),
         (
             _with_lse(lambda a, b: a + b),
             "You added the two lse. They are logarithms of sums, so it is the sums that add: "
@@ -393,6 +408,12 @@ def _forward(
     return forward
 
 
+def _unlike_rows(normal: Callable) -> tuple:
+    """Rows of scores that are very large, small and very low, and differ much from tile to tile."""
+    signs = torch.tensor([[1.0], [0.0], [-1.0]], dtype=torch.float64)
+    return signs * (100 + normal(3, 4)), 100 + 50 * normal(6, 4), normal(6, 4), 2
+
+
 def _padded(x: torch.Tensor, block: int) -> torch.Tensor:
     return torch.nn.functional.pad(x, (0, 0, 0, -x.shape[-2] % block))
 
@@ -424,36 +445,39 @@ def _undivided(q, k, v, block):
     return out * (lse - (q @ k.mT * q.shape[-1] ** -0.5).amax(-1)).exp()[..., None], lse
 
 
-class _Largest(TorchDispatchMode):
-    """How many numbers fit the largest memory that a result lies in; a view counts as what it looks into."""
+class _Shapes(TorchDispatchMode):
+    """The shapes of all results of floating point."""
 
-    numbers = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        for x in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(x, torch.Tensor):
-                self.numbers = max(self.numbers, x.untyped_storage().nbytes() // x.element_size())
+        results = result if isinstance(result, tuple | list) else [result]
+        self.seen += [tuple(x.shape) for x in results if isinstance(x, torch.Tensor) and x.is_floating_point()]
         return result
 
 
-def _holds_all_scores(candidate: Callable) -> str | None:
-    queries, keys, block = 64, 96, 8
-    x = torch.linspace(-1, 1, keys * 4, dtype=torch.float64).view(keys, 4)
-    with _Largest() as largest:
+def _holds_more_than_a_block(candidate: Callable) -> str | None:
+    """Whether scores of more than three blocks of keys are held at once; what has an axis of size d is no score."""
+    queries, keys, d, block = 20, 101, 3, 7
+    x = torch.linspace(-1, 1, keys * d, dtype=torch.float64).view(keys, d)
+    with _Shapes() as shapes:
         call(candidate, (x[:queries], x, x, block))
-    if largest.numbers < queries * keys:
-        return None
-    return (
-        f"Your numbers are right, but with {queries} queries, {keys} keys and blocks of {block} you made a tensor of "
-        f"{largest.numbers:,} numbers: {queries} × {keys} or more, enough for all scores at once. Hold those of "
-        "one block of keys, use them, and go on to the next."
-    )
+    for shape in shapes.seen:
+        if math.prod(shape) >= queries * keys or (max(shape, default=0) > 3 * block and d not in shape):
+            return (
+                f"Your numbers are right, but with {queries} queries, {keys} keys and blocks of {block} you made a "
+                f"tensor of shape {shape}: scores of more keys than a block has. Hold those of one block of keys, use "
+                "them, and go on to the next."
+            )
+    return None
 
 
 @exercise(
     axes="... i d, ... j d, ... j d, _ -> ... i d, ... i",
-    also=_holds_all_scores,
+    also=_holds_more_than_a_block,
     inputs=lambda normal: [
         (normal(5, 4), normal(6, 4), normal(6, 4), 2),
         (normal(2, 3, 5, 8), normal(2, 3, 7, 8), normal(2, 3, 7, 8), 3),
@@ -461,6 +485,7 @@ def _holds_all_scores(candidate: Callable) -> str | None:
         (normal(3, 3), normal(5, 3), normal(5, 3), 8),
         (30 + normal(3, 4), normal(6, 4) - 40, normal(6, 4), 4),
         (30 + normal(3, 4), normal(6, 4) + 40, normal(6, 4), 4),
+        _unlike_rows(normal),
     ],
     mistakes=[
         (
@@ -495,8 +520,8 @@ def _holds_all_scores(candidate: Callable) -> str | None:
         ),
         (
             _forward(start=0.0),
-            "Your maximum starts at 0. When all scores are far below, every exp(score - 0) is 0 and the output is 0/0. "
-            "Start at -inf.",
+            "Your maximum starts at 0, or is taken of `abs()`. When all scores are far below, every exp(score - 0) is "
+            "0 and the output is 0/0. Start at -inf.",
         ),
         (
             _first_axis_split,

@@ -195,6 +195,10 @@ def _fused(x: torch.Tensor, w_qkv: torch.Tensor, num_heads: int) -> torch.Tensor
             lambda x, w_qkv, num_heads: (x @ w_qkv).chunk(3, -1),
             "You cut the product into q, k and v, but not into heads: each is (b n (h d)). Split each, as in `split`.",
         ),
+        (
+            lambda x, w_qkv, num_heads: [_fused(x, w_qkv, num_heads)[part] for part in (1, 0, 2)],
+            "You returned k before q: the columns of w_qkv are those of W_Q, then W_K, then W_V.",
+        ),
     ],
 )
 def fused_qkv(x, w_qkv, num_heads):

@@ -14,7 +14,7 @@ def _ones(*shape: int) -> torch.Tensor:
 
 @exercise(
     axes="i, j -> i j",
-    inputs=lambda normal: [(4, 4), (2, 5), (1, 6), (5, 3)],
+    inputs=lambda normal: [(4, 4), (2, 5), (1, 6), (5, 3), (2, 520)],
     mistakes=[
         (
             lambda n_queries, n_keys: _ones(n_queries, n_keys).tril(),
@@ -175,8 +175,9 @@ def _both(n_queries: int, n_keys: int, lengths: list[int]) -> tuple[torch.Tensor
         ),
         (
             lambda causal, padding: causal & padding.transpose(-2, -1),
-            "You turned the padding to the axis of the queries, so the pads' rows are silenced while real tokens may "
-            "read the pads. It comes as (b 1 1 j) and broadcasts by itself: `causal & padding`.",
+            "You turned the padding to the axis of the queries: the pads' own rows are silenced, which nobody asked "
+            "for, and it fits only where there are as many queries as keys. It comes as (b 1 1 j) and broadcasts by "
+            "itself: `causal & padding`.",
         ),
         (
             lambda causal, padding: causal & padding[:, 0],
@@ -227,6 +228,7 @@ def _shared_again(scores: torch.Tensor, mask: torch.Tensor, least: float) -> tor
         ((3 * normal(2, 3, 4, 6)).requires_grad_(), causal_mask(4, 6) & padding_mask([1, 5], 6)),
         (normal(4, 4).requires_grad_(), _ones(4, 4).triu(1)),
         ((normal(3, 3) - 2e9).requires_grad_(), causal_mask(3)),
+        ((1e100 * normal(3, 3) - 3e100).requires_grad_(), causal_mask(3)),
         (_far_apart().requires_grad_(), torch.tensor([[0, 1, 1, 0], [1, 1, 0, 1], [0, 1, 1, 1]]).bool()),
     ],
     mistakes=[
@@ -318,6 +320,13 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return scaled_dot_product_attention(q, k, v)[0]
 
 
+def _high_and_low(normal) -> tuple[torch.Tensor, ...]:
+    """Two heads: in the first all scores are very high, in the second very low."""
+    q, k, v, k_cache, v_cache = _one_token(normal, 2, cached=5, d=4)
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64)[:, None, None]
+    return 60 + q, signs * (60 + k), v, signs * (60 + k_cache), v_cache
+
+
 def _overflowing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     weights = (q @ k.mT / q.shape[-1] ** 0.5).exp()
     return weights / weights.sum(-1, keepdim=True) @ v
@@ -339,6 +348,7 @@ def _one_token(normal, *lead: int, cached: int, d: int) -> tuple[torch.Tensor, .
         _one_token(normal, 1, cached=1, d=3),
         _one_token(normal, 3, 2, cached=0, d=5),
         tuple(60 * part for part in _one_token(normal, cached=5, d=4)),
+        _high_and_low(normal),
     ],
     mistakes=[
         (

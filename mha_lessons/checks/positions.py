@@ -123,6 +123,7 @@ def _turned_in_place(x: torch.Tensor, theta: float) -> torch.Tensor:
         (normal(4, 2), 0.5),
         (normal(2, 3, 5, 2), 0.1),
         (normal(3, 3, 2), 2.0),
+        (0.1 * normal(300, 2), 1 / 64),
     ],
     mistakes=[
         (
@@ -309,7 +310,7 @@ def _numbers(num_heads: int) -> torch.Tensor:
 
 @exercise(
     axes="h, i, j -> h i j",
-    inputs=lambda normal: [(8, 4, 4), (4, 2, 5), (2, 1, 6), (16, 3, 3)],
+    inputs=lambda normal: [(8, 4, 4), (4, 2, 5), (2, 1, 6), (16, 3, 3), (2, 2, 300)],
     mistakes=[
         (
             lambda num_heads, n_queries, n_keys: -alibi_bias(num_heads, n_queries, n_keys),

@@ -22,6 +22,10 @@ from mha_lessons.checks.engine import exercise
             "weights nearly equal. Divide by √d_k, once.",
         ),
         (
+            lambda d_model, num_heads: (d_model / num_heads) ** -1 / 2,
+            "`**` binds before `/`, so `d_k ** -1 / 2` is 1 / (2 d_k). Write `d_k ** -0.5`.",
+        ),
+        (
             lambda d_model, num_heads: (d_model / num_heads) ** 0.5,
             "You returned √d_k. That is what to divide by; the task asks for the factor to multiply by, which is "
             "its inverse: `d_k ** -0.5`.",

@@ -285,6 +285,12 @@ def _viewed(table, old_grid, new_grid) -> torch.Tensor:
     return torch.cat([table[:1], resized.flatten(1).mT])
 
 
+def _channels_mixed(table, old_grid, new_grid) -> torch.Tensor:
+    """The way there is right, and on the way back no axis is moved."""
+    grown = _resized(table, old_grid, new_grid)
+    return torch.cat([grown[:1], grown[1:].mT.reshape(-1, table.shape[1])])
+
+
 def _along_a_line(table, old_grid, new_grid) -> torch.Tensor:
     line = interpolate(table[1:].mT[None], new_grid[0] * new_grid[1], mode="linear", align_corners=False)
     return torch.cat([table[:1], line[0].mT])
@@ -297,6 +303,8 @@ def _along_a_line(table, old_grid, new_grid) -> torch.Tensor:
         (normal(13, 4), (4, 3), (2, 6)),
         (normal(17, 2), (4, 4), (5, 3)),
         (normal(10, 5), (3, 3), (3, 3)),
+        (normal(17, 2), (2, 8), (4, 4)),
+        (normal(23, 2), (11, 2), (15, 3)),  # 11 times 15/11 falls short of 15 in floating point
     ],
     mistakes=[
         (
@@ -326,6 +334,11 @@ def _along_a_line(table, old_grid, new_grid) -> torch.Tensor:
         (
             lambda table, old_grid, new_grid: torch.cat([_resized(table, old_grid, new_grid)[1:], table[:1]]),
             "You put CLS's row at the end. It comes first.",
+        ),
+        (
+            _channels_mixed,
+            "You reshaped (e rows columns) to (n e) at once, so the channels are mixed. Flatten the grid first, then "
+            "swap the axes: `.flatten(1).mT`.",
         ),
         (
             lambda table, old_grid, new_grid: _resized(table, old_grid, new_grid, align_corners=True),

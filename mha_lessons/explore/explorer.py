@@ -38,6 +38,30 @@ def share_width(*panels: "Panel") -> None:
         panel.widget.layout.flex = BESIDE_FLEX
 
 
+def counted(number: int, word: str) -> str:
+    """A number and its word: 1 key, 2 keys."""
+    return f"{number} {word}{'s' * (number != 1)}"
+
+
+def end_at_last_step(controls: dict[str, widgets.ValueWidget], count: Callable[..., int]) -> None:
+    """Let the slider of steps end at the last step, whatever the sizes.
+
+    To be called before the explorer is made, so that it hears of a new size after the slider.
+
+    Args:
+        controls: those of the explorer; the one called "step" is fitted.
+        count: the number of steps for the values of all other controls by name.
+    """
+    sizes = {name: control for name, control in controls.items() if name != "step"}
+
+    def fit(_: Any = None) -> None:
+        controls["step"].max = count(**{name: control.value for name, control in sizes.items()})
+
+    for control in sizes.values():
+        control.observe(fit, names="value")
+    fit()
+
+
 class CannotBeError(ValueError):
     """The controls stand at a combination that does not exist; the text tells the reader why and what to change."""
 
@@ -161,7 +185,7 @@ class Explorer(widgets.VBox):
             except CannotBeError as reason:
                 if self.state is None:  # there is no picture to keep
                     raise
-                self._say(f"Cannot be: {reason}")
+                self._say(f"Cannot be: {reason} The picture is the last one that could be.")
             except Exception as error:
                 self._say(f"This explorer failed, and shows an old picture: {type(error).__name__}: {error}")
                 raise

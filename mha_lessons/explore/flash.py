@@ -1,9 +1,8 @@
 """Explorers of flash attention: one row's running numbers, tile by tile, and the tiles of a whole attention."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ipywidgets as widgets
 import numpy as np
@@ -23,6 +22,8 @@ from mha_lessons.explore.explorer import (
     Explorer,
     FigurePanel,
     WeightsPanel,
+    counted,
+    end_at_last_step,
     share_width,
     small_type,
 )
@@ -56,25 +57,6 @@ def _freeze_layout(fig: Figure) -> None:
     """Lay the figure out now and never again, for that takes longer than all else when a slider moves."""
     fig.draw_without_rendering()
     fig.set_layout_engine("none")
-
-
-def _end_at_last_tile(controls: dict[str, widgets.ValueWidget], count: Callable[..., int]) -> None:
-    """Let the slider of steps end at the last tile, whatever the sizes.
-
-    To be called before the explorer is made, so that it hears of a new size after the slider.
-
-    Args:
-        controls: those of the explorer; the one called "step" is fitted.
-        count: the number of tiles for the values of all other controls by name.
-    """
-    sizes = {name: control for name, control in controls.items() if name != "step"}
-
-    def fit(_: Any = None) -> None:
-        controls["step"].max = count(**{name: control.value for name, control in sizes.items()})
-
-    for control in sizes.values():
-        control.observe(fit, names="value")
-    fit()
 
 
 @dataclass(frozen=True)
@@ -134,8 +116,8 @@ def draw_online(d_k: int, length: int, block: int, order: str, factor: str, step
     note = (
         f"After tile {step}{', the last' * (step == len(tiles))}: "
         f"{f'old numbers times {old_counts:.3g}' if step > 1 else 'nothing is old yet'}; maximum {maximum:.2f}, sum "
-        f"{total:.3g} (exact {exact_total:.3g}); output equals the softmax over the {_keys(seen.stop)} seen so far: "
-        f"{equal}."
+        f"{total:.3g} (exact {exact_total:.3g}); output equals the softmax over the {counted(seen.stop, 'key')} "
+        f"seen so far: {equal}."
     )
     summary = (
         f"tile {step} of {len(tiles)}, {seen.stop} of {length} keys, d_k {d_k}, {order}, {factor}: exact {bool(equal)}"
@@ -152,10 +134,6 @@ def draw_online(d_k: int, length: int, block: int, order: str, factor: str, step
         summary,
         note,
     )
-
-
-def _keys(number: int) -> str:
-    return f"{number} key{'s' * (number > 1)}"
 
 
 class _RowPanel(FigurePanel):
@@ -211,7 +189,7 @@ def online_softmax() -> Explorer:
         "d_k": widgets.SelectionSlider(options=[2, 4, 8, 16, 32, WIDEST], value=8, description="d_k"),
         "block": widgets.SelectionSlider(options=[1, 2, 4, 8], value=4, description="keys per tile"),
     }
-    _end_at_last_tile(controls, lambda length, block, **_: len(_row_tiles(length, block)))
+    end_at_last_step(controls, lambda length, block, **_: len(_row_tiles(length, block)))
     panel = _RowPanel()
     panel.widget.layout.max_width = "1100px"
     return Explorer(
@@ -388,7 +366,7 @@ def tiles() -> Explorer:
         "block_k": widgets.SelectionSlider(options=[4, 8, 16, 32], value=8, description="keys per tile"),
         "causal": widgets.Checkbox(False, description="causal"),
     }
-    _end_at_last_tile(
+    end_at_last_step(
         controls,
         lambda length, block_q, block_k, causal, **_: len(list(Tiling(length, length, block_q, block_k, causal))),
     )

@@ -8,7 +8,7 @@ import torch
 
 from mha_lessons import plots
 from mha_lessons.attention import MultiHeadAttention
-from mha_lessons.explore.explorer import CannotBeError, Explorer, FigurePanel, WeightsPanel
+from mha_lessons.explore.explorer import CannotBeError, Explorer, FigurePanel, WeightsPanel, counted
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,12 @@ def draw_heads(d_model: int, num_heads: int, d_k: int, length: int) -> Heads:
         layer = MultiHeadAttention(d_model, num_heads, d_k=width)
         _, weights = layer(torch.randn(1, length, d_model))
     sizes = {"n": length, "d_model": d_model, "num_heads": num_heads, "d_k": width}
-    joined = f"{num_heads} heads of d_k {width} make {num_heads * width} channels"
+    channels = counted(num_heads * width, "channel")
+    joined = f"{counted(num_heads, 'head')} of d_k {width} {'make' if num_heads > 1 else 'makes'} {channels}"
     note = f"{joined}, d_model is {d_model}. " + (
         "The split cuts the width as it is."
         if num_heads * width == d_model
-        else f"So W_Q, W_K and W_V lead from {d_model} to {num_heads * width} channels, and W_O leads back."
+        else f"So W_Q, W_K and W_V lead from {d_model} to {channels}, and W_O leads back."
     )
     names = [str(i) for i in range(length)]
     summary = f"d_model {d_model}, {num_heads} heads, d_k {width}, {length} tokens, largest weight {weights.max():.2f}"

@@ -9,13 +9,15 @@ import torch
 
 from mha_lessons import plots
 from mha_lessons.attention import KVCache, MultiHeadAttention, scaled_dot_product_attention
-from mha_lessons.explore.explorer import Explorer, FigurePanel, WeightsPanel
+from mha_lessons.explore.explorer import Explorer, FigurePanel, WeightsPanel, counted, end_at_last_step
 from mha_lessons.masks import causal_mask, combine_masks, padding_mask, sliding_window_mask
 
 WORDS = ["the", "cat", "sat", "on", "the", "mat", "and", "the", "dog", "lay", "on", "the", "rug", "in", "the", "sun"]
 MOST = len(WORDS)
 D_MODEL = 32
 KINDS = ("nothing hidden", "causal", "padding", "causal and padding", "two texts in one row")
+USES_REAL = ("padding", "causal and padding", "two texts in one row")
+USES_WINDOW = ("causal", "causal and padding")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,15 @@ def _mask(kind: str, n_queries: int, n_keys: int, real: int, window: int) -> tor
     return combine_masks(causal, padding)
 
 
+def _on_sliders(kind: str, length: int, n_queries: int, real: int, window: int) -> list[str]:
+    """What to say of sliders that are cut, or that move nothing though they stand where they could hide something."""
+    cut = ["queries"] * (n_queries > length) + ["real tokens"] * (kind in USES_REAL and real > length)
+    idle = ["real tokens"] * (kind not in USES_REAL and real < length)
+    idle += ["window"] * (kind not in USES_WINDOW and window < length)
+    notes = [f"Only {length} positions: {' and '.join(cut)} are cut to that."] * bool(cut)
+    return notes + [f'Under "{kind}" the slider "{name}" plays no part.' for name in idle]
+
+
 def draw_masked(kind: str, num_heads: int, d_k: int, length: int, n_queries: int, real: int, window: int) -> Masked:
     """Random queries and keys under a mask of a kind.
 
@@ -53,7 +64,7 @@ def draw_masked(kind: str, num_heads: int, d_k: int, length: int, n_queries: int
         real: how many tokens are real, or belong to the first text; cut to ``length``.
         window: how many keys a query sees at most where the mask is causal.
     """
-    asked = n_queries, real
+    sliders = _on_sliders(kind, length, n_queries, real, window)
     n_queries, real = min(n_queries, length), min(real, length)
     mask = _mask(kind, n_queries, length, real, window)
     generator = torch.Generator().manual_seed(0)
@@ -62,14 +73,13 @@ def draw_masked(kind: str, num_heads: int, d_k: int, length: int, n_queries: int
     _, weights = scaled_dot_product_attention(q[:, length - n_queries :], k, k, mask)
     tokens = WORDS[:real] + ["[pad]"] * (length - real) if "padding" in kind else WORDS[:length]
     blind = int((~mask.any(-1)).sum())
-    notes = [f"Only {length} positions: queries and real tokens are cut to that."] * (asked != (n_queries, real))
-    notes += [f"{blind} of {n_queries} queries see no key: their weights are all 0."] * (blind > 0)
+    unseeing = [f"Queries that see no key, so that their weights are all 0: {blind} of {n_queries}."] * (blind > 0)
     summary = (
         f"{kind}, {num_heads} heads, d_k {d_k}, {n_queries} x {length}, {int(mask.sum())} pairs may attend, "
         f"last row's largest {weights[:, -1].max():.2f}"
     )
     queries = tokens[length - n_queries :]
-    return Masked(weights.numpy(), ~mask.numpy(), queries, tokens, summary, " ".join(notes))
+    return Masked(weights.numpy(), ~mask.numpy(), queries, tokens, summary, " ".join(sliders + unseeing))
 
 
 class _MaskPanel(WeightsPanel):
@@ -158,8 +168,8 @@ def draw_decoded(num_heads: int, d_k: int, length: int, step: int) -> Decoded:
     tokens = WORDS[:step]
     with_cache, without = keys_computed(step)
     note = (
-        f'Step {step}: "{tokens[-1]}" asks {len(cache)} keys in the cache, its own included. Outputs so far equal '
-        f"those of one causal pass to 1e-12: {equal}."
+        f'Step {step}: "{tokens[-1]}" asks {counted(len(cache), "key")} in the cache, its own included. '
+        f"Outputs so far equal those of one causal pass to 1e-12: {equal}."
     )
     summary = (
         f"{num_heads} heads, d_k {d_k}, step {step} of {length}, keys computed: {with_cache} with a cache, "
@@ -196,6 +206,7 @@ def decoding() -> Explorer:
         "d_k": widgets.SelectionSlider(options=[2, 4, 8, 16, 32], value=8, description="d_k"),
         "length": widgets.IntSlider(12, 2, MOST, description="sequence length"),
     }
+    end_at_last_step(controls, lambda length, **_: length)
     weights_panel = WeightsPanel()
     explorer = Explorer(
         "decoding",

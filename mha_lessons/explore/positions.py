@@ -14,7 +14,11 @@ from mha_lessons.positions import alibi_bias, rotary, sinusoidal_encoding
 
 KINDS = ("none", "sinusoidal", "learned (untrained)", "rotary", "ALiBi")
 MOST_HEADS, WIDEST_MODEL, WIDEST_HEAD, MOST_TOKENS = 8, 64, 64, 48
-USES_BASE = ("sinusoidal", "rotary")
+WITHOUT_BASE = {
+    "none": "Without positions the base plays no part.",
+    "learned (untrained)": "Learned positions have no base: that slider plays no part.",
+    "ALiBi": "ALiBi has no base: that slider plays no part.",
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,16 @@ def spread_by_distance(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     return distances, least, mean, most
 
 
+def _on_base(kind: str, d_model: int, d_k: int) -> str:
+    """Why the base plays no part, or "" where it does."""
+    if kind in WITHOUT_BASE:
+        return WITHOUT_BASE[kind]
+    name, width = ("d_k", d_k) if kind == "rotary" else ("d_model", d_model)
+    if width > 2:
+        return ""
+    return f"With {name} {width} there is one frequency, 1 whatever the base: that slider plays no part."
+
+
 def draw_positions(kind: str, d_model: int, base: float, num_heads: int, d_k: int, length: int) -> Positioned:
     """One untrained layer's scores over the same token repeated, so that whatever differs comes from the positions.
 
@@ -90,12 +104,11 @@ def draw_positions(kind: str, d_model: int, base: float, num_heads: int, d_k: in
     spread = max(float((most - least).max()) for _, least, _, most in map(spread_by_distance, scores.numpy()))
     at_one = "the same at one distance" if spread < 1e-9 else f"up to {spread:.2f} apart at one distance"
     sizes = f"{num_heads} heads, d_k {d_k}"
-    notes = [f"Scores are {at_one}."]
-    notes += [f"{kind} has no base: that slider plays no part."] * (kind not in USES_BASE)
+    note = f"Scores are {at_one}. {_on_base(kind, d_model, d_k)}".strip()
     numbers = (tensor.numpy() for tensor in (encoding, scores, scores.softmax(dim=-1)))
     tokens = [str(position) for position in range(length)]
     summary = f"{kind}, d_model {d_model}, {sizes}, {length} tokens, {at_one}"
-    return Positioned(kind, *numbers, tokens, tokens, summary, " ".join(notes))
+    return Positioned(kind, *numbers, tokens, tokens, summary, note)
 
 
 class _DistancePanel(FigurePanel):

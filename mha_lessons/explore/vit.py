@@ -90,12 +90,12 @@ class _CutPanel(FigurePanel):
         fig, (photo_ax, self.cost_ax) = plots.figure(1, 2, width=9, height=4.2)
         super().__init__(fig, self._redraw)
         self.image = plots.photo(photo_ax, np.ones((3, 2, 2)))
-        self.tokens = np.geomspace(4, 4000, 50)
+        self.tokens = np.geomspace(4, 10_000, 50)  # at n = 6 e the lines meet, 4608 for the widest
         self.lines = [self.cost_ax.loglog(self.tokens, self.tokens, label=label)[0] for label in ("", "")]
         self.marks = [self.cost_ax.plot([1], [1], "o", color=line.get_color())[0] for line in self.lines]
         for line, label in zip(self.lines, ("between tokens, 2 n² e", "in each token, 12 n e²"), strict=True):
             line.set_label(label)
-        self.cost_ax.set(xlabel="tokens n", ylabel="multiplications in a layer", xlim=(4, 4000), ylim=(1e3, 1e11))
+        self.cost_ax.set(xlabel="tokens n", ylabel="multiplications in a layer", xlim=(4, 10_000), ylim=(1e3, 1e12))
         self.cost_ax.legend(loc="upper left", fontsize=11)
         self.cost_ax.minorticks_off()
         fig.canvas.draw()

@@ -150,9 +150,24 @@ def test_an_answer_for_the_first_case_only_is_told_the_case_that_fails():
 def test_an_answer_that_fails_with_leading_axes_is_told_to_count_from_the_end():
     told = failed(scaled, lambda x, h: x * h if x.ndim == 2 else x)
     assert "With x (... i j) = (2, 3, 5, 4) and h = 2, your result at [" in told
-    assert told.endswith("More axes may lead (batch, heads), so count from the end: `dim=-1`, `.mT`, `x.shape[-1]`.")
+    assert told.endswith("`dim=-1`, `.mT`, `x.shape[-1]` for the width, `x.shape[-2]` for the rows.")
     assert "axes may lead" not in failed(scaled, lambda x, h: x)
     assert "axes may lead" not in failed(scaled, lambda x, h: x if x.ndim == 3 else x * h)
+
+
+def test_an_answer_that_is_wrong_by_value_is_not_told_to_count_axes():
+    """Its first item may be right by luck; the axes are to blame where each item is right alone."""
+    case = next(case for case in scaled.exercise.cases() if case[0].ndim > 2)
+    largest = case[0][0, 0].abs().max()
+    told = failed(scaled, lambda x, h: (x * h).clamp(-h * largest, h * largest))
+    assert told.startswith(FIRST)
+    assert "axes may lead" not in told
+
+
+def test_views_that_are_not_contiguous_are_tried():
+    told = failed(scaled, lambda x, h: (x.view(-1) * h).view(x.shape))
+    assert "the same arguments as views of other tensors" in told
+    assert "use `reshape`, not `view`" in told
 
 
 def test_random_answers_are_told_and_the_report_stays_the_same():
@@ -240,7 +255,7 @@ def test_an_answer_that_is_float64_whatever_comes_is_told(wide):
 def test_an_answer_for_up_to_four_axes_is_told_to_count_from_the_end():
     told = failed(scaled, lambda x, h: x * h if x.ndim < 5 else x)
     assert "With x (... i j) = (1, 2, 1, 3, 5) and h = 2, your result at [" in told
-    assert told.endswith("More axes may lead (batch, heads), so count from the end: `dim=-1`, `.mT`, `x.shape[-1]`.")
+    assert told.endswith("`dim=-1`, `.mT`, `x.shape[-1]` for the width, `x.shape[-2]` for the rows.")
 
 
 def test_leading_axes_are_not_blamed_for_what_fails_without_them_too():

@@ -42,6 +42,7 @@ def test_what_cannot_be_is_explained_and_the_picture_stays(explorer):
     before = explorer.panels[0].widget.weights.copy()
     explorer.controls["n"].value = 3
     assert "Cannot be: 3 &lt;is&gt; not possible" in explorer.message.value
+    assert "The picture is the last one that could be." in explorer.message.value
     np.testing.assert_array_equal(explorer.panels[0].widget.weights, before)
     explorer.controls["n"].value = 4
     assert "Cannot be" not in explorer.message.value

@@ -58,6 +58,12 @@ def test_the_note_says_whether_the_heads_fill_the_width():
     assert "lead from 64 to 32 channels" in draw_heads(64, 4, 8, 2).note
 
 
+def test_one_head_is_no_heads():
+    assert draw_heads(64, 1, 8, 2).note.startswith("1 head of d_k 8 makes 8 channels, d_model is 64. ")
+    assert draw_heads(64, 2, 8, 2).note.startswith("2 heads of d_k 8 make 16 channels, ")
+    assert draw_heads(64, 1, 1, 2).note.endswith("lead from 64 to 1 channel, and W_O leads back.")
+
+
 def test_drawing_leaves_the_random_state_alone():
     before = torch.get_rng_state()
     draw_heads(16, 2, 0, 3)

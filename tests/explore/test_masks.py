@@ -66,8 +66,27 @@ def test_the_pads_are_named():
 
 
 def test_a_cut_is_said():
-    assert "cut" in draw_masked("causal", **WIDE | {"real": 9}).note
-    assert draw_masked("causal", **WIDE).note == ""
+    assert draw_masked("padding", **WIDE | {"real": 9}).note == "Only 6 positions: real tokens are cut to that."
+    assert "queries and real tokens are cut" in draw_masked("padding", **WIDE | {"real": 9, "n_queries": 9}).note
+    assert (
+        draw_masked("causal", **WIDE | {"n_queries": 9, "real": 9}).note == "Only 6 positions: queries are cut to that."
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("slider", "little"), [("real tokens", {"real": 3}), ("window", {"window": 3})])
+def test_a_slider_that_hides_nothing_says_so(kind, slider, little):
+    """Only where it stands away from the value that hides nothing under any kind."""
+    everything = WIDE | {"real": 6}
+    words = f'Under "{kind}" the slider "{slider}" plays no part.'
+    hides = not torch.equal(allowed(kind=kind, **everything), allowed(kind=kind, **everything | little))
+    assert (words in draw_masked(kind, **everything | little).note) == (not hides)
+    assert draw_masked(kind, **everything).note == ""
+
+
+def test_one_query_is_no_queries():
+    note = draw_masked("padding", **WIDE | {"n_queries": 1, "real": 0}).note
+    assert note == "Queries that see no key, so that their weights are all 0: 1 of 1."
 
 
 def test_the_mask_stands_beside_the_weights():
@@ -92,7 +111,7 @@ def test_decoding_equals_one_causal_pass(num_heads, d_k, length, step):
         _, expected = MultiHeadAttention(D_MODEL, num_heads, d_k=d_k).double()(x, mask=causal_mask(step))
     np.testing.assert_allclose(state.weights, expected[0], atol=1e-6)
     assert "one causal pass to 1e-12: True" in state.note
-    assert f"{step} keys in the cache" in state.note
+    assert f"asks {step} key{'s' * (step > 1)} in the cache" in state.note
 
 
 def test_a_step_adds_a_row_and_leaves_the_others():
@@ -132,6 +151,18 @@ def test_hidden_cells_of_a_picture_are_grey():
     changed = hatched[(plain != hatched).any(-1)]
     assert len(changed) > 1000
     assert (np.ptp(changed, axis=-1) < 60).mean() > 0.9
+
+
+def test_the_slider_of_steps_ends_at_the_length():
+    explorer = decoding()
+    step, length = explorer.controls["step"], explorer.controls["length"]
+    assert (step.value, step.max) == (5, 12)
+    length.value = MOST
+    assert (step.value, step.max) == (5, MOST)
+    step.value, length.value = MOST, 4
+    assert (step.value, step.max) == (4, 4)
+    assert "step 4 of 4," in explorer.state.summary
+    assert explorer.panels[0].widget.query == 3
 
 
 def test_the_newest_query_is_the_chosen_one():

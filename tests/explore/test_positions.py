@@ -69,10 +69,16 @@ def test_alibi_adds_its_bias_to_equal_scores():
 
 
 def test_the_note_says_where_the_base_plays_no_part():
-    for kind in KINDS:
-        said = "plays no part" in draw_positions(kind, 8, 1e4, 2, 4, 3).note
-        changed = not np.array_equal(*(draw_positions(kind, 8, base, 2, 4, 3).scores for base in (2.0, 1e4)))
-        assert said == (not changed)
+    for kind, d_model, d_k in itertools.product(KINDS, (1, 2, 3, 8), (2, 4)):
+        said = "plays no part" in draw_positions(kind, d_model, 1e4, 2, d_k, 3).note
+        changed = not np.array_equal(*(draw_positions(kind, d_model, base, 2, d_k, 3).scores for base in (2.0, 1e4)))
+        assert said == (not changed), (kind, d_model, d_k)
+
+
+def test_the_note_says_why_the_base_plays_no_part():
+    assert "Without positions the base plays no part." in draw_positions("none", 8, 1e4, 2, 4, 3).note
+    assert "With d_k 2 there is one frequency, 1 whatever the base" in draw_positions("rotary", 8, 1e4, 2, 2, 3).note
+    assert "With d_model 1 there is one frequency" in draw_positions("sinusoidal", 1, 1e4, 2, 4, 3).note
 
 
 def test_drawing_leaves_the_random_state_alone():

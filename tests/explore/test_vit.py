@@ -64,6 +64,20 @@ def test_the_marks_stand_on_the_lines():
             assert np.exp(np.interp(np.log(x), np.log(line.get_xdata()), np.log(line.get_ydata()))) == pytest.approx(y)
 
 
+@pytest.mark.parametrize("d_model", WIDTHS)
+def test_the_lines_meet_inside_the_axes(d_model):
+    explorer = patches()
+    explorer.controls["d_model"].value = d_model
+    panel, meet = explorer.panels[0], 6 * d_model
+    between, alone = layer_cost(meet, d_model)
+    assert between == alone
+    assert panel.cost_ax.get_xlim()[0] < meet < panel.cost_ax.get_xlim()[1]
+    low, high = panel.cost_ax.get_ylim()
+    for line in panel.lines:
+        assert line.get_xdata()[-1] > meet
+        assert low < line.get_ydata().min() < line.get_ydata().max() < high
+
+
 @pytest.mark.parametrize("photo", PHOTOS)
 @pytest.mark.parametrize(("layer", "head"), list(itertools.product([0, 6, 11], [0, 5])))
 def test_pretrained_maps_are_the_stored_ones(photo, layer, head):
