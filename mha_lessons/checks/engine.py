@@ -122,7 +122,8 @@ class Exercise:
     def further_cases(self) -> list[tuple[str, tuple, str]]:
         """The first case in other forms, each between words for it and advice.
 
-        They are for answers that remember results by shape, know one dtype, count axes or count calls.
+        They are for answers that remember results by shape, know one dtype, want contiguous memory, count axes or
+        count calls.
         """
         case = self.cases()[0]
         # Masks and lengths are seldom drawn: their rows change places instead.

@@ -423,9 +423,9 @@ def _full_blocks(x: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def _first_axis_split(q, k, v, block):
-    out, lse = 0, torch.full_like(q[..., 0], HIDDEN)
+    out, lse = torch.zeros_like(q), torch.full_like(q[..., 0], HIDDEN)
     for part in zip(k.split(block), v.split(block), strict=True):
-        out, lse = merge_attention(out + 0 * q, lse, *flash_attention(q, *part, return_lse=True))
+        out, lse = merge_attention(out, lse, *flash_attention(q, *part, return_lse=True))
     return out, lse
 
 

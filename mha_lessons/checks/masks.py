@@ -1,5 +1,8 @@
 """Exercises on masks: who may look at whom, rows that see nothing, and decoding with a cache."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention as torch_attention
 
@@ -336,6 +339,16 @@ def _grown(k_cache: torch.Tensor, k: torch.Tensor, dim: int = -2) -> torch.Tenso
     return torch.cat([k_cache, k], dim=dim)
 
 
+def _decoded(mix: Callable) -> Callable:
+    """The right keys and values to return, and any way to mix them."""
+
+    def decode(q, k, v, k_cache, v_cache):
+        keys, values = _grown(k_cache, k), _grown(v_cache, v)
+        return mix(q, keys, values), keys, values
+
+    return decode
+
+
 def _one_token(normal, *lead: int, cached: int, d: int) -> tuple[torch.Tensor, ...]:
     return tuple(normal(*lead, n, d) for n in (1, 1, 1, cached, cached))
 
@@ -384,37 +397,21 @@ def _one_token(normal, *lead: int, cached: int, d: int) -> tuple[torch.Tensor, .
             "the order of the positions is lost. Put it behind: `torch.cat([k_cache, k], dim=-2)`.",
         ),
         (
-            lambda q, k, v, k_cache, v_cache: (
-                torch_attention(q, _grown(k_cache, k), _grown(v_cache, v), is_causal=True),
-                _grown(k_cache, k),
-                _grown(v_cache, v),
-            ),
+            _decoded(partial(torch_attention, is_causal=True)),
             "You used `is_causal=True`, whose triangle starts at the upper left: your one query sees the first key "
             "alone. The newest token may see all keys, so no mask is needed.",
         ),
         (
-            lambda q, k, v, k_cache, v_cache: (
-                torch_attention(q, _grown(k_cache, k), _grown(v_cache, v), scale=1.0),
-                _grown(k_cache, k),
-                _grown(v_cache, v),
-            ),
+            _decoded(partial(torch_attention, scale=1.0)),
             "You did not scale the scores. Divide them by √d_k, the root of the width of the query.",
         ),
         (
-            lambda q, k, v, k_cache, v_cache: (
-                _overflowing(q, _grown(k_cache, k), _grown(v_cache, v)),
-                _grown(k_cache, k),
-                _grown(v_cache, v),
-            ),
+            _decoded(_overflowing),
             "Right while scores are small, and NaN when they are near 1000: exp(1000) is infinite. Use "
             "`scores.softmax(dim=-1)`, or subtract each row's maximum before `exp`.",
         ),
         (
-            lambda q, k, v, k_cache, v_cache: (
-                _attend(q, _grown(k_cache, k), _grown(k_cache, k)),
-                _grown(k_cache, k),
-                _grown(v_cache, v),
-            ),
+            _decoded(lambda q, keys, values: _attend(q, keys, keys)),
             "You mixed the keys: the output must be a mix of the values.",
         ),
         (
